@@ -1,0 +1,1 @@
+"""Operations of the model: one specification, one reference, one implementation a platform."""

@@ -1,0 +1,209 @@
+"""Number formats and quantisers: FP8 (e4m3), FP4 (e2m1) and their scales, written once.
+
+Rounding is to the nearest value, ties to the even code; magnitudes beyond the largest value
+saturate. Scales are powers of two (UE8M0: one exponent byte) or, for FP4 groups of 16, e4m3.
+Packed FP4 keeps the even element in the low nibble.
+Source: V4.1 specification, sections 2.4, 2.7, 2.8 and 5.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+E4M3_MAX = 448.0
+E2M1_MAX = 6.0
+FP8_GROUP = 32
+FP8_BLOCK = 32
+FP4_GROUP = 32
+FP4_FINE_GROUP = 16
+FP8_AMAX_FLOOR = 1e-4
+FP4_AMAX_FLOOR = 6.0 * 2.0**-126
+FP4_FINE_SCALE_MIN = 2.0**-9
+
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def _e2m1_boundaries() -> Tensor:
+    """Smallest magnitude that rounds to each code 1..7: midpoints go to the even code."""
+    values = torch.tensor(E2M1_VALUES)
+    midpoints = (values[1:] + values[:-1]) / 2
+    upper_is_even = torch.arange(1, 8) % 2 == 0
+    above = torch.nextafter(midpoints, torch.tensor(torch.inf))
+    return torch.where(upper_is_even, midpoints, above)
+
+
+_BOUNDARIES = _e2m1_boundaries()
+_SIGNED_VALUES = torch.tensor(E2M1_VALUES + tuple(-value for value in E2M1_VALUES))
+_PAIR_VALUES = torch.stack(
+    [_SIGNED_VALUES[torch.arange(256) & 15], _SIGNED_VALUES[torch.arange(256) >> 4]], dim=1
+)
+
+
+# -- scales ---------------------------------------------------------------------------------------
+
+
+def power_of_two_at_least(x: Tensor) -> Tensor:
+    """Return ``2**ceil(log2(x))`` for positive float32 ``x``, exactly (no logarithm is taken)."""
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp(torch.ones_like(x), exponent - (mantissa == 0.5).to(exponent.dtype))
+
+
+def encode_ue8m0(scale: Tensor) -> Tensor:
+    """Encode float32 powers of two as UE8M0 bytes (``exponent + 127``), uint8.
+
+    Raises:
+        ValueError: if a scale is not a power of two within 2**-127 .. 2**127; such a scale would
+            be misread by every consumer of the format.
+    """
+    mantissa, exponent = torch.frexp(scale)
+    code = exponent - 1 + 127
+    valid = (mantissa == 0.5) & (code >= 0) & (code <= 254)
+    if not bool(valid.all()):
+        value = scale[~valid].flatten()[0].item()
+        raise ValueError(
+            f"scale {value} is not a power of two in 2**-127..2**127 and has no UE8M0 encoding; "
+            "round scales up with power_of_two_at_least() before encoding."
+        )
+    return code.to(torch.uint8)
+
+
+def decode_ue8m0(code: Tensor) -> Tensor:
+    """Decode UE8M0 bytes (uint8 or float8_e8m0fnu) to float32."""
+    if code.dtype == torch.uint8:
+        code = code.view(torch.float8_e8m0fnu)
+    return code.to(torch.float32)
+
+
+def fp8_scale(amax: Tensor) -> Tensor:
+    """Power-of-two scale that brings a group of maximum magnitude ``amax`` into e4m3 range."""
+    return power_of_two_at_least(amax.clamp_min(FP8_AMAX_FLOOR) / E4M3_MAX)
+
+
+def fp4_scale(amax: Tensor) -> Tensor:
+    """Power-of-two scale of an FP4 group of 32."""
+    return power_of_two_at_least(amax.clamp_min(FP4_AMAX_FLOOR) / E2M1_MAX)
+
+
+def fp4_fine_scale(amax: Tensor) -> Tensor:
+    """e4m3-representable float32 scale of an FP4 group of 16 (compressed KV rows)."""
+    scale = (amax / E2M1_MAX).clamp(FP4_FINE_SCALE_MIN, E4M3_MAX)
+    return scale.to(torch.float8_e4m3fn).to(torch.float32)
+
+
+# -- element codes --------------------------------------------------------------------------------
+
+
+def to_e4m3(x: Tensor) -> Tensor:
+    """Round float32 to e4m3 with saturation at +-448."""
+    return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+
+
+def to_e2m1(x: Tensor) -> Tensor:
+    """Round float32 to e2m1 codes 0..15 (bit 3 is the sign), uint8, with saturation at +-6."""
+    code = torch.bucketize(x.abs(), _BOUNDARIES.to(x.device), right=True, out_int32=True)
+    return (code + 8 * torch.signbit(x)).to(torch.uint8)
+
+
+def pack_e2m1(code: Tensor) -> Tensor:
+    """Pack e2m1 codes ``[..., n]`` two to a byte ``[..., n/2]``, even element in the low nibble."""
+    return code[..., 0::2] | (code[..., 1::2] << 4)
+
+
+def unpack_e2m1(packed: Tensor) -> Tensor:
+    """Decode packed e2m1 bytes ``[..., n/2]`` (uint8 or int8) to float32 ``[..., n]``."""
+    table = _PAIR_VALUES.to(packed.device)
+    return table[packed.view(torch.uint8).int()].flatten(-2)
+
+
+# -- groups along the last dimension --------------------------------------------------------------
+
+
+def group_amax(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """Split the last dimension into groups: float32 ``[..., n/group, group]`` and its maxima."""
+    if x.shape[-1] % group:
+        raise ValueError(f"last dimension {x.shape[-1]} is not a multiple of the group {group}.")
+    grouped = x.to(torch.float32).unflatten(-1, (-1, group))
+    return grouped, grouped.abs().amax(-1, keepdim=True)
+
+
+def quantise_fp8(x: Tensor, group: int = FP8_GROUP) -> tuple[Tensor, Tensor]:
+    """Quantise ``[..., n]`` to e4m3 ``[..., n]`` with float32 scales ``[..., n/group]``."""
+    grouped, amax = group_amax(x, group)
+    scale = fp8_scale(amax)
+    return to_e4m3(grouped / scale).flatten(-2), scale.squeeze(-1)
+
+
+def fake_quantise_fp8(x: Tensor, group: int = FP8_GROUP) -> Tensor:
+    """What ``x`` becomes after FP8 quantisation, float32 ``[..., n]``."""
+    grouped, amax = group_amax(x, group)
+    scale = fp8_scale(amax)
+    return (to_e4m3(grouped / scale).to(torch.float32) * scale).flatten(-2)
+
+
+def quantise_fp4(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise ``[..., n]`` to packed e2m1 ``[..., n/2]`` with power-of-two scales ``[..., n/32]``."""
+    grouped, amax = group_amax(x, FP4_GROUP)
+    scale = fp4_scale(amax)
+    return pack_e2m1(to_e2m1((grouped / scale).flatten(-2))), scale.squeeze(-1)
+
+
+def quantise_fp4_fine(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise ``[..., n]`` to packed e2m1 ``[..., n/2]`` with e4m3-valued scales ``[..., n/16]``."""
+    grouped, amax = group_amax(x, FP4_FINE_GROUP)
+    scale = fp4_fine_scale(amax)
+    return pack_e2m1(to_e2m1((grouped / scale).flatten(-2))), scale.squeeze(-1)
+
+
+def scale_groups(values: Tensor, scale: Tensor) -> Tensor:
+    """Multiply float32 ``[..., n]`` by per-group scales ``[..., n/group]``."""
+    grouped = values.unflatten(-1, (scale.shape[-1], -1))
+    return (grouped * scale.unsqueeze(-1)).flatten(-2)
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+def quantise_fp8_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise a weight ``[out, in]`` to e4m3 with one UE8M0 scale per 32x32 block."""
+    out, columns = weight.shape
+    rows, groups = -(-out // FP8_BLOCK), -(-columns // FP8_BLOCK)
+    padded = weight.new_zeros(rows * FP8_BLOCK, groups * FP8_BLOCK, dtype=torch.float32)
+    padded[:out, :columns] = weight
+    amax = padded.abs().view(rows, FP8_BLOCK, groups, FP8_BLOCK).amax((1, 3))
+    scale = fp8_scale(amax)
+    code = to_e4m3(weight.to(torch.float32) / _expand_blocks(scale, out, columns))
+    return code, encode_ue8m0(scale).view(torch.float8_e8m0fnu)
+
+
+def dequantise_fp8_blocks(weight: Tensor, scale: Tensor) -> Tensor:
+    """Float32 values ``[out, in]`` of an e4m3 weight with 32x32 UE8M0 block scales."""
+    factors = _expand_blocks(decode_ue8m0(scale), *weight.shape)
+    return weight.to(torch.float32) * factors
+
+
+def _expand_blocks(scale: Tensor, out: int, columns: int) -> Tensor:
+    wide = scale.repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)
+    return wide[:out, :columns]
+
+
+def quantise_fp8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise rows ``[rows, n]`` to e4m3 with UE8M0 scales ``[rows, n/32]`` (engram tables)."""
+    code, scale = quantise_fp8(weight)
+    return code, encode_ue8m0(scale).view(torch.float8_e8m0fnu)
+
+
+def dequantise_fp8_rows(weight: Tensor, scale: Tensor) -> Tensor:
+    """Float32 values ``[..., n]`` of e4m3 rows with UE8M0 scales ``[..., n/32]``."""
+    return scale_groups(weight.to(torch.float32), decode_ue8m0(scale))
+
+
+def quantise_fp4_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise ``[..., out, in]`` to packed e2m1 int8 with UE8M0 scales ``[..., out, in/32]``."""
+    packed, scale = quantise_fp4(weight)
+    return packed.view(torch.int8), encode_ue8m0(scale).view(torch.float8_e8m0fnu)
+
+
+def dequantise_fp4_rows(weight: Tensor, scale: Tensor) -> Tensor:
+    """Float32 values ``[..., n]`` of packed e2m1 rows with UE8M0 scales ``[..., n/32]``."""
+    return scale_groups(unpack_e2m1(weight), decode_ue8m0(scale))

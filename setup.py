@@ -1,0 +1,34 @@
+"""Builds the C++ extensions from csrc/ when there are any; everything else is in pyproject.toml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+ROOT = Path(__file__).parent
+CPP_FLAGS = ["-std=c++17", "-O3", "-fvisibility=hidden"]
+
+
+def extensions() -> list[Extension]:
+    """One extension `vllm_deepinfer._<name>` for each folder csrc/<name> that holds C++ sources.
+
+    They are optional: where no compiler works the package still installs.
+    """
+    found = []
+    for folder in sorted(p for p in (ROOT / "csrc").glob("*") if p.is_dir()):
+        sources = sorted(str(p.relative_to(ROOT)) for p in folder.glob("*.cpp"))
+        if sources:
+            found.append(
+                Extension(
+                    f"vllm_deepinfer._{folder.name}",
+                    sources,
+                    extra_compile_args=CPP_FLAGS,
+                    language="c++",
+                    optional=True,
+                )
+            )
+    return found
+
+
+setup(ext_modules=extensions())

@@ -1,0 +1,169 @@
+"""The options of this package: `--additional-config '{"deepinfer": {...}}'`.
+
+To add an option, add one field to `DeepInferConfig` with `option(default, help, ...)`; parsing,
+validation, error texts and the option table of the documentation follow from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+KEY = "deepinfer"
+
+
+class OptionError(ValueError):
+    """An option of this package is unknown or has a value that is not allowed."""
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[Any, ...] | None = None,
+    minimum: float | None = None,
+) -> Any:
+    """Declares one option; its type is the type of `default`.
+
+    Args:
+        default: the value when the option is not given.
+        help: what the option does, its unit and when to change it.
+        choices: the only values allowed, if given.
+        minimum: the smallest value allowed, for numbers.
+    """
+    return field(default=default, metadata={"help": help, "choices": choices, "minimum": minimum})
+
+
+@dataclass(frozen=True)
+class DeepInferConfig:
+    """The resolved options. Immutable: it is read in every process and must agree in all of them.
+
+    Raises:
+        OptionError: a value is not allowed.
+    """
+
+    quantization: str = option(
+        "stored",
+        "`stored` computes in the checkpoint's stored formats. `off` is for debugging: the same "
+        "graph on dequantised weights and without activation quantisers.",
+        choices=("stored", "off"),
+    )
+    batch_invariant: bool = option(
+        False,
+        "Make a request's tokens independent of the batch it is computed in, of prefill chunking "
+        "and of prefix-cache hits. Slower.",
+    )
+    weight_cache_gib: float = option(
+        1.0,
+        "CPU platform: memory limit in GiB for dequantised working copies of weights. 0 keeps "
+        "none and dequantises on every use.",
+        minimum=0.0,
+    )
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            object.__setattr__(self, spec.name, _checked(spec, getattr(self, spec.name)))
+
+    @classmethod
+    def from_mapping(cls, options: Any) -> DeepInferConfig:
+        """Parses the value of `additional_config["deepinfer"]`; None means no option is given.
+
+        Raises:
+            OptionError: `options` is not a mapping, names an unknown option, or a value is not
+                allowed.
+        """
+        if options is None:
+            return cls()
+        if not isinstance(options, Mapping):
+            raise OptionError(
+                f"additional_config[{KEY!r}]={options!r} is not a mapping. "
+                f"Allowed: an object with any of {', '.join(option_names())}."
+            )
+        unknown = sorted(str(name) for name in options if name not in option_names())
+        if unknown:
+            raise OptionError(
+                f"additional_config[{KEY!r}] has unknown option(s) {', '.join(unknown)}. "
+                f"Allowed: {', '.join(option_names())}."
+            )
+        return cls(**options)
+
+    @classmethod
+    def from_vllm(cls, vllm_config: VllmConfig) -> DeepInferConfig:
+        """The options that a vLLM configuration carries.
+
+        Raises:
+            OptionError: see `from_mapping`; also when `additional_config` is not a mapping.
+        """
+        additional = vllm_config.additional_config
+        if not isinstance(additional, Mapping):
+            raise OptionError(
+                f"additional_config is a {type(additional).__name__}; this package reads its "
+                f"options from a mapping. Allowed: {{{KEY!r}: {{...}}}}."
+            )
+        return cls.from_mapping(additional.get(KEY))
+
+
+def option_names() -> tuple[str, ...]:
+    """The names of all options, in the order they are declared."""
+    return tuple(spec.name for spec in fields(DeepInferConfig))
+
+
+@dataclass(frozen=True)
+class OptionDoc:
+    """One row of the option table: name, allowed values as text, default, help."""
+
+    name: str
+    allowed: str
+    default: Any
+    help: str
+
+
+def option_docs() -> tuple[OptionDoc, ...]:
+    """The documentation of every option, for generated tables."""
+    return tuple(
+        OptionDoc(spec.name, _allowed(spec), spec.default, spec.metadata["help"])
+        for spec in fields(DeepInferConfig)
+    )
+
+
+def _allowed(spec: Field) -> str:
+    if spec.metadata["choices"] is not None:
+        return ", ".join(repr(choice) for choice in spec.metadata["choices"])
+    if isinstance(spec.default, bool):
+        return "true, false"
+    kind = "an integer" if isinstance(spec.default, int) else "a finite number"
+    if isinstance(spec.default, str):
+        kind = "a string"
+    minimum = spec.metadata["minimum"]
+    return kind if minimum is None else f"{kind} of at least {minimum:g}"
+
+
+def _checked(spec: Field, value: Any) -> Any:
+    """`value` as the option's type; raises OptionError if it is not allowed."""
+    assert spec.default is not MISSING
+    if _is_valid(spec, value):
+        return type(spec.default)(value)
+    raise OptionError(
+        f"additional_config[{KEY!r}][{spec.name!r}]={value!r} is not allowed. "
+        f"Allowed: {_allowed(spec)}."
+    )
+
+
+def _is_valid(spec: Field, value: Any) -> bool:
+    kind = type(spec.default)
+    # bool is an int in Python; neither may stand for the other in a configuration.
+    if isinstance(value, bool) != (kind is bool):
+        return False
+    if not isinstance(value, (int, float) if kind is float else kind):
+        return False
+    if kind is float and not math.isfinite(value):
+        return False
+    choices, minimum = spec.metadata["choices"], spec.metadata["minimum"]
+    if choices is not None and value not in choices:
+        return False
+    return minimum is None or value >= minimum

@@ -1,0 +1,176 @@
+"""The CPU reference platform: vLLM's CPU platform, set up for DeepSeek-V4.1.
+
+Every other model keeps vLLM's stock behaviour.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.platforms.cpu import CpuPlatform
+
+from vllm_deepinfer.config import DeepInferConfig
+from vllm_deepinfer.log import get_logger, info_once
+from vllm_deepinfer.registration import ARCHITECTURE
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.inputs import EngineInput
+    from vllm.pooling_params import PoolingParams
+    from vllm.sampling_params import SamplingParams
+
+logger = get_logger(__name__)
+
+WORKER_CLASS = "vllm_deepinfer.worker.cpu.DeepInferCpuWorker"
+DEFAULT_BLOCK_SIZE_TOKENS = 128
+# Stock CPU takes nine tenths of the machine's memory for the cache and refuses to start if they are
+# not free. This model's compressed cache is small: 1 GiB holds hundreds of thousands of tokens.
+DEFAULT_KV_CACHE_BYTES = 1 << 30
+_START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+# Read before vLLM's CPU platform overwrites it, so that a user's choice can be told from that.
+_USER_START_METHOD = os.environ.get(_START_METHOD)
+
+
+def is_our_model(vllm_config: VllmConfig) -> bool:
+    """Whether the configuration is for the architecture this package serves."""
+    model_config = vllm_config.model_config
+    return model_config is not None and ARCHITECTURE in (model_config.architectures or ())
+
+
+def scheduler_class(async_scheduling: bool) -> str:
+    """Qualified name of the scheduler for a user who chose none.
+
+    vLLM takes a wrong pair of class and `async_scheduling` without complaint and then miscounts
+    tokens, so both are decided in one place.
+    """
+    if async_scheduling:
+        return "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
+    return "vllm.v1.core.sched.scheduler.Scheduler"
+
+
+@dataclass(frozen=True)
+class _UserSettings:
+    """What stock CPU overwrites, as it was before."""
+
+    async_scheduling: bool | None
+    enable_chunked_prefill: bool
+    enable_prefix_caching: bool
+    max_num_batched_tokens: int
+    block_size_tokens: int
+
+    @classmethod
+    def read(cls, config: VllmConfig) -> _UserSettings:
+        cache, scheduler = config.cache_config, config.scheduler_config
+        return cls(
+            async_scheduling=scheduler.async_scheduling,
+            enable_chunked_prefill=scheduler.enable_chunked_prefill,
+            enable_prefix_caching=cache.enable_prefix_caching,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            block_size_tokens=(
+                cache.block_size if cache.user_specified_block_size else DEFAULT_BLOCK_SIZE_TOKENS
+            ),
+        )
+
+    def restore(self, config: VllmConfig) -> None:
+        cache, scheduler = config.cache_config, config.scheduler_config
+        scheduler.async_scheduling = self.async_scheduling
+        scheduler.enable_chunked_prefill = self.enable_chunked_prefill
+        cache.enable_prefix_caching = self.enable_prefix_caching
+        scheduler.max_num_batched_tokens = self.max_num_batched_tokens
+        cache.block_size = self.block_size_tokens
+
+
+class DeepInferCpuPlatform(CpuPlatform):
+    """vLLM on the CPU with chunked prefill, prefix caching and async scheduling for this model."""
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        """Sets vLLM up for the model. vLLM calls it for every configuration object: idempotent.
+
+        Raises:
+            vllm_deepinfer.config.OptionError: an option of this package is not allowed.
+            vllm_deepinfer.platforms.refusals.UnsupportedOptionError: an option of vLLM cannot be
+                honoured.
+        """
+        if not is_our_model(vllm_config):
+            super().check_and_update_config(vllm_config)
+            return
+        from vllm_deepinfer.platforms import v2_config
+        from vllm_deepinfer.platforms.refusals import refuse_unsupported
+
+        DeepInferConfig.from_vllm(vllm_config)
+        refuse_unsupported(vllm_config)
+        _choose_worker_and_memory(vllm_config)
+        settings = _UserSettings.read(vllm_config)
+        super().check_and_update_config(vllm_config)
+        settings.restore(vllm_config)
+        v2_config.adopt(vllm_config)
+        _run_eagerly(vllm_config)
+        scheduler = vllm_config.scheduler_config
+        if scheduler.scheduler_cls is None:
+            scheduler.scheduler_cls = scheduler_class(bool(scheduler.async_scheduling))
+        # Stock CPU spawns each worker: a new interpreter that imports vLLM again, about 13 s each.
+        os.environ[_START_METHOD] = _USER_START_METHOD or "fork"
+        _announce(vllm_config)
+
+    @classmethod
+    def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:
+        """Leaves this model's block size alone: its cache groups are declared for it."""
+        if not is_our_model(vllm_config):
+            super().update_block_size_for_backend(vllm_config)
+
+    @classmethod
+    def support_hybrid_kv_cache(cls) -> bool:
+        """Yes: the model's window, compressed and state caches are groups of one pool."""
+        return True
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        """Puts torch implementations in place of the V2 runner's Triton kernels."""
+        super().register_triton_kernel_overrides()
+        from vllm_deepinfer.ops import runner
+
+        runner.register()
+
+    @classmethod
+    def validate_request(
+        cls, processed_inputs: EngineInput, params: SamplingParams | PoolingParams
+    ) -> None:
+        """Leaves requests to vLLM's own checks."""
+        super().validate_request(processed_inputs, params)
+
+
+def _choose_worker_and_memory(vllm_config: VllmConfig) -> None:
+    if vllm_config.parallel_config.worker_cls == "auto":
+        vllm_config.parallel_config.worker_cls = WORKER_CLASS
+    cache = vllm_config.cache_config
+    if cache.kv_cache_memory_bytes is None and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+        cache.kv_cache_memory_bytes = DEFAULT_KV_CACHE_BYTES
+
+
+def _run_eagerly(vllm_config: VllmConfig) -> None:
+    from vllm.config import CompilationMode, CUDAGraphMode
+
+    # The model's ops are opaque to inductor: compiling would cost a minute and gain nothing.
+    vllm_config.compilation_config.mode = CompilationMode.NONE
+    vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+
+
+def _announce(vllm_config: VllmConfig) -> None:
+    import vllm
+
+    from vllm_deepinfer import __version__
+
+    cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
+    info_once(
+        logger,
+        f"vllm-deepinfer {__version__} on vLLM {vllm.__version__}: CPU reference platform, "
+        f"V2 model runner without Triton, {vllm_config.model_config.dtype}, "
+        f"block size {cache.block_size} tokens, "
+        f"KV cache {cache.kv_cache_memory_bytes / (1 << 30):.2f} GiB, "
+        f"prefix caching {'on' if cache.enable_prefix_caching else 'off'}, "
+        f"chunked prefill {'on' if scheduler.enable_chunked_prefill else 'off'}, "
+        f"async scheduling {'on' if scheduler.async_scheduling else 'off'}.",
+    )

@@ -1,0 +1,151 @@
+"""What cannot hold for DeepSeek-V4.1 on the CPU platform: refused at start-up, by name.
+
+Every rule that fails is reported, together, in one error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+# The pool's cache groups pair two tokens per stored state, and the sliding window is 128 tokens.
+BLOCK_SIZES_TOKENS = (32, 64, 128, 256)
+
+
+class UnsupportedOptionError(ValueError):
+    """vLLM was started with options that this platform cannot honour."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One refusal.
+
+    flag: the command-line option to change.
+    read: takes the configuration, gives the value in force.
+    allowed: the values that hold.
+    why: one clause that explains the limit.
+    """
+
+    flag: str
+    read: Callable[[VllmConfig], Any]
+    allowed: tuple[Any, ...]
+    why: str
+
+
+def _dtype_name(config: VllmConfig) -> str:
+    return str(config.model_config.dtype).removeprefix("torch.")
+
+
+def _block_size_tokens(config: VllmConfig) -> int | None:
+    cache = config.cache_config
+    return cache.block_size if cache.user_specified_block_size else None
+
+
+_ONE_PROCESS = "the model runs in one process here"
+_NOT_YET = "not available with this model yet"
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "--tensor-parallel-size",
+        lambda c: c.parallel_config.tensor_parallel_size,
+        (1,),
+        _ONE_PROCESS,
+    ),
+    Rule(
+        "--pipeline-parallel-size",
+        lambda c: c.parallel_config.pipeline_parallel_size,
+        (1,),
+        _ONE_PROCESS,
+    ),
+    Rule(
+        "--data-parallel-size",
+        lambda c: c.parallel_config.data_parallel_size,
+        (1,),
+        _ONE_PROCESS,
+    ),
+    Rule(
+        "--prefill-context-parallel-size",
+        lambda c: c.parallel_config.prefill_context_parallel_size,
+        (1,),
+        _ONE_PROCESS,
+    ),
+    Rule(
+        "--decode-context-parallel-size",
+        lambda c: c.parallel_config.decode_context_parallel_size,
+        (1,),
+        _ONE_PROCESS,
+    ),
+    Rule("--enable-eplb", lambda c: c.parallel_config.enable_eplb, (False,), _ONE_PROCESS),
+    Rule("--enable-lora", lambda c: c.lora_config is not None, (False,), _NOT_YET),
+    Rule(
+        "--speculative-config",
+        lambda c: c.speculative_config and c.speculative_config.method,
+        (None,),
+        "drafting is " + _NOT_YET,
+    ),
+    Rule(
+        "--kv-transfer-config",
+        lambda c: c.kv_transfer_config and c.kv_transfer_config.kv_connector,
+        (None,),
+        "moving its cache groups between servers is " + _NOT_YET,
+    ),
+    Rule(
+        "--dtype",
+        _dtype_name,
+        ("bfloat16", "float32"),
+        "the model's kernels compute in these",
+    ),
+    Rule(
+        "--kv-cache-dtype",
+        lambda c: c.cache_config.cache_dtype,
+        ("auto",),
+        "the model fixes the format of each of its caches",
+    ),
+    Rule(
+        "--block-size",
+        _block_size_tokens,
+        (None, *BLOCK_SIZES_TOKENS),
+        "cache blocks are cut to the sliding window and to pairs of tokens",
+    ),
+    Rule(
+        "--disable-hybrid-kv-cache-manager",
+        lambda c: bool(c.scheduler_config.disable_hybrid_kv_cache_manager),
+        (False,),
+        "the model has several kinds of cache",
+    ),
+    Rule("--runner", lambda c: c.model_config.runner_type, ("generate",), "it generates text"),
+    Rule(
+        "--enable-prompt-embeds",
+        lambda c: c.model_config.enable_prompt_embeds,
+        (False,),
+        "engram needs token ids",
+    ),
+    Rule(
+        "--watermark-config",
+        lambda c: c.watermark_config is not None,
+        (False,),
+        "watermarking needs Triton",
+    ),
+)
+
+
+def refuse_unsupported(vllm_config: VllmConfig) -> None:
+    """Checks every rule.
+
+    Raises:
+        UnsupportedOptionError: names each option, its value and the values allowed.
+    """
+    broken = []
+    for rule in RULES:
+        value = rule.read(vllm_config)
+        if value not in rule.allowed:
+            allowed = ", ".join("unset" if v is None else str(v) for v in rule.allowed)
+            broken.append(f"{rule.flag} is {value} (allowed: {allowed}; {rule.why})")
+    if broken:
+        raise UnsupportedOptionError(
+            f"DeepSeek-V4.1 on the CPU platform refuses: {'; '.join(broken)}."
+        )

@@ -1,0 +1,1 @@
+"""Thin worker classes, one per platform, over vLLM's."""

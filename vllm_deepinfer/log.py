@@ -14,10 +14,10 @@ def get_logger(name: str) -> logging.Logger:
 @cache
 def warn_once(logger: logging.Logger, message: str) -> None:
     """Logs `message` as a warning the first time it is given in this process."""
-    logger.warning(message)
+    logger.warning(message, stacklevel=2)
 
 
 @cache
 def info_once(logger: logging.Logger, message: str) -> None:
     """Logs `message` as information the first time it is given in this process."""
-    logger.info(message)
+    logger.info(message, stacklevel=2)

@@ -22,9 +22,10 @@ from vllm.model_executor.layers.quantization.base_config import (
 
 NAME = "deepseek_v41_stored"
 MODEL_TYPE = "deepseek_v41"
-# Keys of the checkpoint's quantization_config and the one value that this model implements.
+# A checkpoint says fp8; vLLM rewrites that to its own name for this family before asking us.
+CHECKPOINT_METHODS = ("fp8", "deepseek_v4_fp8")
+# The other keys of the checkpoint's quantization_config and the one value that is implemented.
 STORED_FORMAT: dict[str, Any] = {
-    "quant_method": "fp8",
     "activation_scheme": "dynamic",
     "weight_block_size": [32, 32],
     "scale_fmt": "ue8m0",
@@ -67,9 +68,13 @@ class DeepseekV41StoredConfig(QuantizationConfig):
         """Checks a checkpoint's `quantization_config`.
 
         Raises:
-            StoredFormatError: a key is missing or has another value than STORED_FORMAT.
+            StoredFormatError: a key is missing or has another value than the published format.
         """
-        wrong = [
+        method = config.get("quant_method")
+        wrong = []
+        if method not in CHECKPOINT_METHODS:
+            wrong.append(f"quant_method={method!r} (allowed: {CHECKPOINT_METHODS[0]!r})")
+        wrong += [
             f"{key}={config.get(key)!r} (allowed: {value!r})"
             for key, value in STORED_FORMAT.items()
             if config.get(key) != value
@@ -86,10 +91,11 @@ class DeepseekV41StoredConfig(QuantizationConfig):
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> str | None:
         """Claims DeepSeek-V4.1 checkpoints, unless the user asked for another method."""
-        is_ours = getattr(hf_config, "model_type", None) == MODEL_TYPE
-        if is_ours and user_quant in (None, NAME, STORED_FORMAT["quant_method"]):
-            return NAME
-        return None
+        is_ours = (
+            getattr(hf_config, "model_type", None) == MODEL_TYPE
+            and hf_quant_cfg.get("quant_method") in CHECKPOINT_METHODS
+        )
+        return NAME if is_ours and user_quant in (None, NAME, *CHECKPOINT_METHODS) else None
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """None: vLLM's own layers in the model, if any, are not quantised."""

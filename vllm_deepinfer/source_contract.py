@@ -1,0 +1,175 @@
+"""Checks the contract against vLLM's source text, without importing it.
+
+This is how a release is covered that has no build for the machine at hand.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+from vllm_deepinfer.compat import Symbol, compare_parameters
+
+_Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def check_source(contract: Iterable[Symbol], root: Path, version: tuple[int, int]) -> list[str]:
+    """One sentence for each symbol of `contract` that the source does not bear out.
+
+    Args:
+        contract: the symbols; lines not meant for `version` are left out.
+        root: the folder that holds the package `vllm`.
+        version: (major, minor) of that source.
+    """
+    problems = []
+    for symbol in contract:
+        if not symbol.applies_to(version):
+            continue
+        problem = _check_symbol(symbol, root)
+        if problem is not None:
+            problems.append(f"{symbol} {problem}")
+    return problems
+
+
+def _check_symbol(symbol: Symbol, root: Path) -> str | None:
+    tree = _parse(root, symbol.module)
+    if tree is None:
+        return "is in a module that does not exist"
+    owner_name, _, member = symbol.name.rpartition(".")
+    owner = _find_class(root, symbol.module, owner_name) if owner_name else (symbol.module, tree)
+    if owner is None:
+        return f"belongs to class {owner_name}, which does not exist"
+    if symbol.form == "fields":
+        return _check_fields(symbol, root)
+    found = _find_member(root, *owner, member)
+    if found is None:
+        return "does not exist"
+    if symbol.form == "uses":
+        return None
+    if not isinstance(found, _Function):
+        return "is not a function"
+    return _check_function(symbol, found)
+
+
+def _check_fields(symbol: Symbol, root: Path) -> str | None:
+    found = _find_class(root, symbol.module, symbol.name)
+    if found is None:
+        return "does not exist"
+    module, owner = found
+    missing = [name for name in symbol.parameters if not _has_field(root, module, owner, name)]
+    return f"has no field {', '.join(missing)}" if missing else None
+
+
+def _has_field(root: Path, module: str, owner: ast.ClassDef, name: str) -> bool:
+    for _, cls in _with_bases(root, module, owner):
+        if any(name in _names(node) for node in cls.body):
+            return True
+        for node in ast.walk(cls):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and node.attr == name
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "self"
+            ):
+                return True
+    return False
+
+
+def _check_function(symbol: Symbol, function: ast.FunctionDef) -> str | None:
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    num_required = len(positional) - len(arguments.defaults)
+    required = [a.arg for a in positional[:num_required]]
+    required += [
+        a.arg
+        for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if default is None
+    ]
+    return compare_parameters(
+        symbol,
+        [a.arg for a in (*positional, *arguments.kwonlyargs)],
+        required,
+        arguments.vararg is not None or arguments.kwarg is not None,
+    )
+
+
+@cache
+def _parse(root: Path, module: str) -> ast.Module | None:
+    base = root.joinpath(*module.split("."))
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.is_file():
+            return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return None
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a body, those under `if` and `try` included, in order."""
+    for node in body:
+        yield node
+        if isinstance(node, (ast.If, ast.Try)):
+            yield from _statements(node.body)
+            yield from _statements(node.orelse)
+        if isinstance(node, ast.Try):
+            for handler in node.handlers:
+                yield from _statements(handler.body)
+
+
+def _names(node: ast.stmt) -> tuple[str, ...]:
+    """The names a statement binds, imports left out."""
+    if isinstance(node, (*_Function, ast.ClassDef)):
+        return (node.name,)
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return (node.target.id,)
+    if isinstance(node, ast.Assign):
+        return tuple(target.id for target in node.targets if isinstance(target, ast.Name))
+    return ()
+
+
+def _find_member(
+    root: Path, module: str, owner: ast.Module | ast.ClassDef, name: str
+) -> ast.stmt | None:
+    """The statement that binds `name` in a module, or in a class or one of its bases."""
+    if isinstance(owner, ast.Module):
+        return next((n for n in _statements(owner.body) if name in _names(n)), None)
+    for _, cls in _with_bases(root, module, owner):
+        for node in _statements(cls.body):
+            if name in _names(node):
+                return node
+    return None
+
+
+def _find_class(root: Path, module: str, name: str) -> tuple[str, ast.ClassDef] | None:
+    """(module, definition) of a class, following `from ... import`; nested classes by dots."""
+    tree = _parse(root, module)
+    if tree is None:
+        return None
+    first, *rest = name.split(".")
+    for node in _statements(tree.body):
+        if isinstance(node, ast.ClassDef) and node.name == first:
+            for part in rest:
+                node = next(
+                    (n for n in node.body if isinstance(n, ast.ClassDef) and n.name == part), None
+                )
+                if node is None:
+                    return None
+            return module, node
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                if (alias.asname or alias.name) == first:
+                    return _find_class(root, node.module, ".".join([alias.name, *rest]))
+    return None
+
+
+def _with_bases(root: Path, module: str, owner: ast.ClassDef) -> Iterator[tuple[str, ast.ClassDef]]:
+    """A class and its bases inside the package, depth first."""
+    yield module, owner
+    for base in owner.bases:
+        if isinstance(base, ast.Subscript):  # Generic[T]
+            base = base.value
+        if isinstance(base, ast.Name):
+            found = _find_class(root, module, base.id)
+            if found is not None:
+                yield from _with_bases(root, *found)

@@ -1,0 +1,176 @@
+"""Load a checkpoint into the model: stream it, convert nothing, report every problem at once.
+
+The model's parameters are named like the checkpoint's tensors, except that the routed experts of
+a layer are stacked: tensor ``layers.3.ffn.experts.7.w1.weight`` is row 7 of parameter
+``layers.3.ffn.experts.w1.weight``.
+Source: V4.1 specification, section 6.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vllm_deepinfer.log import get_logger
+from vllm_deepinfer.models.deepseek_v41.config import V41Config
+from vllm_deepinfer.models.deepseek_v41.schema import DTYPE_NAMES, TensorSpec, schema
+from vllm_deepinfer.models.deepseek_v41.weight_problems import Problems
+
+logger = get_logger(__name__)
+
+Part = Literal["target", "draft"]
+
+_OPTIONAL_PREFIX = "model."
+_DRAFT_PREFIX = "mtp."
+_VISION_PREFIXES = ("vision.", "aligner.", "image_")
+_VISION_BIAS = ".ffn.gate.bias_vl"
+_EXPERT = re.compile(r"(.+\.ffn\.experts)\.(\d+)\.(w[123]\.(?:weight|scale))")
+
+
+def destination(name: str) -> tuple[str, int | None]:
+    """Return the parameter a tensor belongs to and, for a routed expert, its row there."""
+    expert = _EXPERT.fullmatch(name)
+    if expert is None:
+        return name, None
+    return f"{expert[1]}.{expert[3]}", int(expert[2])
+
+
+def expected_parameters(config: V41Config, part: Part) -> dict[str, TensorSpec]:
+    """Return name -> dtype and shape of every parameter the model of ``part`` must have.
+
+    Vision tensors have no parameter: the model is text only.
+    """
+    parameters: dict[str, TensorSpec] = {}
+    if part not in ("target", "draft"):
+        raise ValueError(f"part is {part!r}; it must be 'target' or 'draft'")
+    for name, spec in schema(config).items():
+        if not _has_parameter(name, part):
+            continue
+        parameter, row = destination(name)
+        if row is None:
+            parameters[parameter] = spec
+        else:  # rows come in order, so the last one gives the count
+            parameters[parameter] = TensorSpec(parameter, spec.dtype, (row + 1, *spec.shape))
+    return parameters
+
+
+def load_weights(
+    model: nn.Module,
+    weights: Iterable[tuple[str, Tensor]],
+    config: V41Config,
+    part: Part,
+) -> set[str]:
+    """Copy the tensors of ``part`` into the parameters of ``model``, byte for byte.
+
+    Every recognised tensor is checked, also those of the other part and of the vision tower, which
+    are then skipped. A text-only checkpoint, without any vision tensor and any ``gate.bias_vl``, is
+    accepted; its ``gate.bias_vl`` parameters become zero.
+
+    Args:
+        model: has exactly the parameters of :func:`expected_parameters`.
+        weights: name and tensor of the whole checkpoint, one at a time; names may have the prefix
+            ``model.``. No tensor is kept.
+        config: the checkpoint's configuration.
+        part: ``"target"`` for the decoder, ``"draft"`` for the draft stages ``mtp.*``.
+
+    Returns:
+        The names of all parameters, every one filled.
+
+    Raises:
+        WeightsError: names every missing, unexpected, repeated or wrongly shaped or typed tensor.
+        ValueError: the model does not have the expected parameters.
+    """
+    parameters = _checked_parameters(model, config, part)
+    tensors = schema(config)
+    problems = Problems()
+    seen: set[str] = set()
+    for raw_name, tensor in weights:
+        name = raw_name.removeprefix(_OPTIONAL_PREFIX)
+        if name in seen:
+            problems.add("repeated", name)
+        elif name not in tensors:
+            problems.add("unexpected", raw_name)
+        elif _matches(tensor, tensors[name], problems) and _has_parameter(name, part):
+            parameter, row = destination(name)
+            _copy(tensor, parameters[parameter] if row is None else parameters[parameter][row])
+        seen.add(name)
+
+    required = [name for name in tensors if _belongs(name, part)]
+    if seen.isdisjoint(filter(_is_vision, required)):
+        required = [name for name in required if not _is_vision(name)]
+        _zero_vision_biases(parameters, part)
+    for name in required:
+        if name not in seen:
+            problems.add("missing", name)
+    problems.raise_if_any()
+    return set(parameters)
+
+
+def _belongs(name: str, part: Part) -> bool:
+    """Whether a checkpoint needs tensor ``name`` for ``part``; the target has the vision tower."""
+    return name.startswith(_DRAFT_PREFIX) == (part == "draft")
+
+
+def _has_parameter(name: str, part: Part) -> bool:
+    return _belongs(name, part) and not name.startswith(_VISION_PREFIXES)
+
+
+def _is_vision(name: str) -> bool:
+    return name.startswith(_VISION_PREFIXES) or name.endswith(_VISION_BIAS)
+
+
+def _matches(tensor: Tensor, spec: TensorSpec, problems: Problems) -> bool:
+    if tensor.dtype != spec.dtype:
+        found, wanted = (DTYPE_NAMES.get(d, str(d)) for d in (tensor.dtype, spec.dtype))
+        problems.add("wrong dtype", spec.name, f"is {found}, expected {wanted}")
+        return False
+    if tuple(tensor.shape) != spec.shape:
+        problems.add(
+            "wrong shape", spec.name, f"is {list(tensor.shape)}, expected {list(spec.shape)}"
+        )
+        return False
+    return True
+
+
+@torch.no_grad()
+def _copy(source: Tensor, target: Tensor) -> None:
+    # as bytes: not every backend can copy the 8-bit float types
+    target.view(torch.uint8).copy_(source.contiguous().view(torch.uint8))
+
+
+@torch.no_grad()
+def _zero_vision_biases(parameters: dict[str, nn.Parameter], part: Part) -> None:
+    biases = [name for name in parameters if name.endswith(_VISION_BIAS)]
+    if not biases:
+        return
+    for name in biases:
+        parameters[name].zero_()
+    logger.info(
+        "Text-only checkpoint: it has no vision tensors and no gate.bias_vl; the %d bias_vl of the "
+        "%s model are zero. Images are not served.",
+        len(biases),
+        part,
+    )
+
+
+def _checked_parameters(model: nn.Module, config: V41Config, part: Part) -> dict[str, nn.Parameter]:
+    parameters = dict(model.named_parameters())
+    expected = expected_parameters(config, part)
+    wrong = [f"{name} is absent" for name in expected if name not in parameters]
+    for name, parameter in parameters.items():
+        spec = expected.get(name)
+        if spec is None:
+            wrong.append(f"{name} has no tensor in the checkpoint")
+        elif (parameter.dtype, tuple(parameter.shape)) != (spec.dtype, spec.shape):
+            found = TensorSpec(name, parameter.dtype, tuple(parameter.shape))
+            wrong.append(f"{name} is {found}, expected {spec}")
+    if wrong:
+        raise ValueError(
+            f"The {part} model does not have the parameters its config.json implies: "
+            + "; ".join(wrong)
+        )
+    return parameters

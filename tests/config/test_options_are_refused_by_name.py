@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vllm_deepinfer.config import (
     DeepInferConfig,
     OptionError,

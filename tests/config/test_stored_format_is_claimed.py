@@ -15,6 +15,7 @@ from vllm.model_executor.layers.quantization import (
     QUANTIZATION_METHODS,
     get_quantization_config,
 )
+
 from vllm_deepinfer import quantization
 from vllm_deepinfer.quantization import DeepseekV41StoredConfig, StoredFormatError
 

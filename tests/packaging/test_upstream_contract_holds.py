@@ -1,7 +1,7 @@
 """Every upstream symbol this package relies on exists, as expected, in both supported releases.
 
 Claim: the contract (vllm_deepinfer/contract.py) is true of the installed vLLM and of the source of
-vLLM 0.33.0, for which there is no CPU build and which is therefore read, not run. The checker itself
+vLLM 0.33.0, which has no CPU build and is therefore read, not run. The checker itself
 is tested on small sources that break each rule. If this breaks, the package fails on a supported
 vLLM at run time, deep inside the engine. `make upstream-source` fetches the 0.33.0 source.
 """
@@ -14,6 +14,7 @@ import types
 from pathlib import Path
 
 import pytest
+
 from vllm_deepinfer import compat
 from vllm_deepinfer.compat import ContractError, calls, has_fields, kernel, overrides, uses
 from vllm_deepinfer.contract import CONTRACT

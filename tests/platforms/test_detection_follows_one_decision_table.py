@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 import pytest
+
 from vllm_deepinfer import envs
 from vllm_deepinfer.platforms import detect as module
 from vllm_deepinfer.platforms.detect import (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 
 import pytest
+
 from vllm_deepinfer.platforms import nvml
 
 

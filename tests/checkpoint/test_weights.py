@@ -10,7 +10,7 @@ import logging
 
 import pytest
 import torch
-from checkpoint_modules import module_of
+from parameter_modules import module_of
 
 from vllm_deepinfer.models.deepseek_v41.config import V41Config
 from vllm_deepinfer.models.deepseek_v41.presets import preset

@@ -44,9 +44,12 @@ _PAIR_VALUES = torch.stack(
 
 
 def power_of_two_at_least(x: Tensor) -> Tensor:
-    """Return ``2**ceil(log2(x))`` for positive float32 ``x``, exactly (no logarithm is taken)."""
-    mantissa, exponent = torch.frexp(x)
-    return torch.ldexp(torch.ones_like(x), exponent - (mantissa == 0.5).to(exponent.dtype))
+    """Return ``2**ceil(log2(x))`` for normal positive float32 ``x``, exactly.
+
+    Adding the largest mantissa carries into the exponent unless the mantissa was zero.
+    """
+    bits = x.view(torch.int32)
+    return ((bits + 0x007FFFFF) & 0x7F800000).view(torch.float32)
 
 
 def encode_ue8m0(scale: Tensor) -> Tensor:

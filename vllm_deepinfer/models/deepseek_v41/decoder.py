@@ -1,0 +1,139 @@
+"""The text decoder: a pure torch module over caches that somebody else allocates (section 2.1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vllm_deepinfer.models.deepseek_v41.attention import Attention
+from vllm_deepinfer.models.deepseek_v41.cache import Cache, LayerCaches, layer_caches
+from vllm_deepinfer.models.deepseek_v41.config import LayerPlan, V41Config
+from vllm_deepinfer.models.deepseek_v41.engram import Engram
+from vllm_deepinfer.models.deepseek_v41.hyper_connections import (
+    add_mix_parameters,
+    first_pre_mix,
+    layer_mixes,
+)
+from vllm_deepinfer.models.deepseek_v41.indexer import Selection
+from vllm_deepinfer.models.deepseek_v41.moe import MixtureOfExperts
+from vllm_deepinfer.models.deepseek_v41.probe import Quantity
+from vllm_deepinfer.models.deepseek_v41.step import Step
+from vllm_deepinfer.models.deepseek_v41.stored_weights import PlainLinear, RmsNorm, parameter
+from vllm_deepinfer.ops.numerics import Numerics
+from vllm_deepinfer.ops.reference import expand_streams, mix_streams
+from vllm_deepinfer.ops.rope import Rope, rope_frequencies, yarn_frequencies
+
+
+class TokenEmbedding(nn.Module):
+    def __init__(self, vocab_size: int, width: int) -> None:
+        super().__init__()
+        self.weight = parameter(vocab_size, width)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        return self.weight[token_ids]
+
+
+class DecoderLayer(nn.Module):
+    def __init__(
+        self,
+        config: V41Config,
+        plan: LayerPlan,
+        caches: list[LayerCaches],
+        rope: Rope,
+        numerics: Numerics,
+    ) -> None:
+        super().__init__()
+        self.config, self.plan, self.numerics = config, plan, numerics
+        add_mix_parameters(self, config)
+        if plan.has_engram:
+            rows = config.engram_num_embeddings[config.engram_layer_ids.index(plan.layer)]
+            self.engram = Engram(config, plan.layer, rows, numerics)
+        self.attn_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, numerics)
+        self.attn = Attention(config, plan, caches, rope, numerics)
+        self.ffn_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, numerics)
+        self.ffn = MixtureOfExperts(
+            config, plan.layer, config.n_routed_experts, config.num_experts_per_tok, numerics
+        )
+
+    def forward(
+        self, streams: Tensor, pre: Tensor, step: Step, shared: Selection
+    ) -> tuple[Tensor, Tensor]:
+        """Streams ``[T, S, D]`` and the pre-mix ``[T, S]`` for the next layer.
+
+        Each half collapses the streams with the pre-mix computed half a layer earlier.
+        """
+        if step.probe is not None:
+            step.probe.note(Quantity.STREAMS, self.plan.layer, streams)
+            step.probe.note(Quantity.PRE_MIX, self.plan.layer, pre)
+        if self.plan.has_engram:
+            streams = self.engram(streams, step)
+        numerics = self.numerics
+        attn_pre, post, comb = layer_mixes(self, "attn", streams, self.config)
+        x = self.attn_norm(mix_streams(streams, pre, numerics))
+        streams = expand_streams(self.attn(x, step, shared), streams, post, comb, numerics)
+        ffn_pre, post, comb = layer_mixes(self, "ffn", streams, self.config)
+        x = self.ffn_norm(mix_streams(streams, attn_pre, numerics))
+        streams = expand_streams(self.ffn(x, step.probe), streams, post, comb, numerics)
+        return streams, ffn_pre
+
+
+class Decoder(nn.Module):
+    """Token ids to final hidden states; parameters are named as in the checkpoint."""
+
+    def __init__(self, config: V41Config, numerics: Numerics) -> None:
+        super().__init__()
+        self.config, self.numerics = config, numerics
+        self.caches = [layer_caches(config, plan, numerics) for plan in config.layers]
+        plain = Rope(rope_frequencies(config.qk_rope_head_dim, config.rope_theta))
+        scaling = config.rope_scaling
+        compressed = Rope(
+            yarn_frequencies(
+                config.qk_rope_head_dim,
+                config.compress_rope_theta,
+                scaling.factor,
+                scaling.beta_fast,
+                scaling.beta_slow,
+                scaling.original_max_position_embeddings,
+            )
+        )
+        self.embed = TokenEmbedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, plan, self.caches, compressed if plan.ratio else plain, numerics)
+            for plan in config.layers
+        )
+        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, numerics)
+        self.head = PlainLinear(config.hidden_size, config.vocab_size)
+
+    def all_caches(self) -> list[Cache]:
+        return [cache for owned in self.caches for cache in owned.all()]
+
+    def forward(self, token_ids: Tensor, step: Step) -> Tensor:
+        """Final normalised hidden states ``[T, D]`` of token ids ``[T]``."""
+        streams = self.embed(token_ids).to(self.numerics.dtype)
+        streams = streams.unsqueeze(1).expand(-1, self.config.hc_mult, -1).contiguous()
+        pre = first_pre_mix(len(token_ids), self.config.hc_mult, token_ids.device)
+        shared = Selection()
+        for layer in self.layers:
+            streams, pre = layer(streams, pre, step, shared)
+        if step.probe is not None:
+            step.probe.note(Quantity.STREAMS, len(self.layers), streams)
+        return self.norm(mix_streams(streams, pre, self.numerics))
+
+    def forward_token_by_token(self, token_ids: Tensor, step: Step) -> Tensor:
+        """``forward`` with every token computed alone.
+
+        Each token then sees the same shapes in the same order whatever it is batched or chunked
+        with, which makes its bits independent of both.
+        """
+        outputs = [
+            self(token_ids[index : index + 1], step.token(index))
+            for index in range(len(token_ids))
+        ]
+        return torch.cat(outputs)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Float32 logits ``[n, V]`` of hidden states ``[n, D]``."""
+        return self.head(hidden)
+
+    def logits_row_by_row(self, hidden: Tensor) -> Tensor:
+        return torch.cat([self.head(row.unsqueeze(0)) for row in hidden])

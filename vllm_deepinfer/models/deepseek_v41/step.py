@@ -1,0 +1,207 @@
+"""One forward step: which tokens of which requests are computed, and where their rows live.
+
+Shapes: T tokens of the step, R requests. Tokens of a request are adjacent and in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from vllm_deepinfer.models.deepseek_v41.cache import Cache
+from vllm_deepinfer.models.deepseek_v41.probe import Probe
+from vllm_deepinfer.ops.rope import Rope
+
+
+@dataclass(frozen=True)
+class Paging:
+    """Where the requests of a step keep the rows of one group of caches.
+
+    Attributes:
+        block_table: ``[R, width]``, block number of each ``block_tokens`` tokens of a request; for
+            the open-group ring the first column is the request's only block.
+        slots: int64 ``[T]``, ``block * block_tokens + position % block_tokens``; negative where
+            nothing may be written. ``None`` for rings.
+        block_tokens: tokens per block (rows per block for rings).
+    """
+
+    block_table: Tensor
+    slots: Tensor | None
+    block_tokens: int
+
+
+@dataclass(frozen=True)
+class QueryGroup:
+    """Requests that compute the same number of tokens in a step.
+
+    ``requests`` ``[G]``, their tokens ``[G, q]`` and the longest context among them.
+    """
+
+    requests: Tensor
+    tokens: Tensor
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class WriteRows:
+    """Tokens ``[n]`` whose row is complete, and the cache rows ``[n]`` they go to."""
+
+    tokens: Tensor
+    rows: Tensor
+
+
+@dataclass
+class Step:
+    """Inputs of one forward pass.
+
+    Attributes:
+        positions: int64 ``[T]``.
+        query_starts: R + 1 offsets of the requests' tokens.
+        context_tokens: R context lengths, tokens of this step included.
+        ngram_token_ids: int64 ``[T, n]``, each token and the ones before it, newest first, -1
+            before the start of the request.
+        paging: by cache name.
+    """
+
+    positions: Tensor
+    query_starts: list[int]
+    context_tokens: list[int]
+    ngram_token_ids: Tensor
+    paging: Mapping[str, Paging]
+    probe: Probe | None = None
+    _memo: dict = field(default_factory=dict, repr=False)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.query_starts[-1]
+
+    @cached_property
+    def max_context_tokens(self) -> int:
+        return max(self.context_tokens)
+
+    @cached_property
+    def request_of_token(self) -> Tensor:
+        """int64 ``[T]``."""
+        starts = torch.tensor(self.query_starts, device=self.positions.device)
+        requests = torch.arange(len(self.context_tokens), device=self.positions.device)
+        return requests.repeat_interleave(starts.diff(), output_size=self.num_tokens)
+
+    def token(self, index: int) -> Step:
+        """The step that computes token ``index`` alone, as if it were its request's newest."""
+        request = int(self.request_of_token[index])
+        paging = {
+            name: Paging(
+                page.block_table[request : request + 1],
+                None if page.slots is None else page.slots[index : index + 1],
+                page.block_tokens,
+            )
+            for name, page in self.paging.items()
+        }
+        position = self.positions[index : index + 1]
+        return Step(
+            positions=position,
+            query_starts=[0, 1],
+            context_tokens=[int(position) + 1],
+            ngram_token_ids=self.ngram_token_ids[index : index + 1],
+            paging=paging,
+            probe=self.probe,
+        )
+
+    def rotation(self, rope: Rope, tokens_per_row: int = 1) -> tuple[Tensor, Tensor]:
+        """Cosines and sines ``[T, pairs]`` at each token's position, or its group's first."""
+        return self._remember(
+            ("rotation", id(rope), tokens_per_row),
+            lambda: rope.at(self.positions // tokens_per_row * tokens_per_row),
+        )
+
+    def visible_rows(self, tokens_per_row: int) -> Tensor:
+        """int64 ``[T]``: complete rows of ``tokens_per_row`` tokens each token may attend to."""
+        return self._remember(
+            ("visible", tokens_per_row), lambda: (self.positions + 1) // tokens_per_row
+        )
+
+    def locate(self, cache: Cache, rows: Tensor) -> Tensor:
+        """Cache rows of logical rows ``[T, K]`` of each token's request; negatives stay."""
+        page = self.paging[cache.name]
+        return _locate(page.block_table, self.request_of_token, rows, cache.rows_per_block)
+
+    def locate_in_requests(self, cache: Cache, requests: Tensor, rows: Tensor) -> Tensor:
+        """Cache rows of logical rows ``[G, K]`` of the given requests ``[G]``."""
+        return _locate(self.paging[cache.name].block_table, requests, rows, cache.rows_per_block)
+
+    def window_rows(self, cache: Cache, window_tokens: int) -> Tensor:
+        """Cache rows ``[T, W]`` of each token's window, oldest first; -1 before the start."""
+        width = min(window_tokens, self.max_context_tokens)
+
+        def compute() -> Tensor:
+            back = torch.arange(1 - width, 1, device=self.positions.device)
+            return self.locate(cache, (self.positions.unsqueeze(1) + back).clamp_min_(-1))
+
+        return self._remember(("window", self._table_key(cache), width), compute)
+
+    def write_rows(self, cache: Cache) -> WriteRows:
+        """Where this step's complete rows of ``cache`` are stored."""
+        page = self.paging[cache.name]
+        assert page.slots is not None, f"{cache.name} has no slots"
+        slots, share = page.slots, cache.tokens_per_row
+
+        def compute() -> WriteRows:
+            complete = slots >= 0
+            if share > 1:
+                complete &= (self.positions + 1) % share == 0
+            tokens = complete.nonzero().squeeze(1)
+            return WriteRows(tokens, slots[tokens] // share)
+
+        return self._remember(("write", self._table_key(cache), share), compute)
+
+    def ring_rows(self, cache: Cache, positions: Tensor) -> Tensor:
+        """Cache rows ``[T]`` of the given positions in each token's ring; -1 without a ring."""
+        page = self.paging[cache.name]
+        block = page.block_table[self.request_of_token, 0].long()
+        rows = block * cache.rows_per_block + positions % cache.rows_per_block
+        return rows.masked_fill_(block <= 0, -1)
+
+    @cached_property
+    def newest_position(self) -> Tensor:
+        """int64 ``[T]``: last position of each token's request."""
+        lengths = torch.tensor(self.context_tokens, device=self.positions.device)
+        return (lengths - 1)[self.request_of_token]
+
+    @cached_property
+    def query_groups(self) -> list[QueryGroup]:
+        by_length: dict[int, list[int]] = {}
+        for request in range(len(self.context_tokens)):
+            length = self.query_starts[request + 1] - self.query_starts[request]
+            if length:
+                by_length.setdefault(length, []).append(request)
+        device = self.positions.device
+        return [
+            QueryGroup(
+                requests=torch.tensor(requests, device=device),
+                tokens=torch.tensor([self.query_starts[r] for r in requests], device=device)
+                .unsqueeze(1)
+                .add(torch.arange(length, device=device)),
+                max_tokens=max(self.context_tokens[r] for r in requests),
+            )
+            for length, requests in by_length.items()
+        ]
+
+    def _table_key(self, cache: Cache) -> int:
+        """Caches paged by one block table share everything derived from it."""
+        return self.paging[cache.name].block_table.data_ptr()
+
+    def _remember(self, key: tuple, compute):
+        if key not in self._memo:
+            self._memo[key] = compute()
+        return self._memo[key]
+
+
+def _locate(block_table: Tensor, requests: Tensor, rows: Tensor, rows_per_block: int) -> Tensor:
+    column = rows.clamp_min(0) // rows_per_block
+    block = block_table[requests.unsqueeze(1), column].long()
+    located = block * rows_per_block + rows % rows_per_block
+    return located.masked_fill_(rows < 0, -1)

@@ -1,0 +1,57 @@
+"""How the model computes: storage precision, and quantisers on or off.
+
+Sums and products are taken in float32 everywhere; ``Numerics`` decides where values are rounded
+to the storage type and where they pass a quantiser. Source: V4.1 specification, sections 2 and 2.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vllm_deepinfer.ops import formats
+from vllm_deepinfer.ops.records import Fp4FineRecord, Fp4Record, Fp8Record, PlainRecord, Record
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Arithmetic of one model instance.
+
+    Attributes:
+        dtype: storage type of activations, bfloat16 (as published) or float32.
+        quantised: apply the activation and cache quantisers; off is the debug mode in which the
+            same graph runs on dequantised weights.
+    """
+
+    dtype: torch.dtype = torch.bfloat16
+    quantised: bool = True
+
+    def store(self, x: Tensor) -> Tensor:
+        """Round to the storage type."""
+        return x.to(self.dtype)
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """Round to the storage type but continue in float32."""
+        return x.to(self.dtype).to(torch.float32)
+
+    def activation(self, x: Tensor) -> Tensor:
+        """Input of an FP8 or FP4 linear layer, float32: quantised per token and 32 columns."""
+        return formats.fake_quantise_fp8(x) if self.quantised else x.to(torch.float32)
+
+    def index_vector(self, x: Tensor) -> Tensor:
+        """Indexer query or key as scored, float32: FP4 in groups of 32."""
+        if not self.quantised:
+            return x.to(torch.float32)
+        record = Fp4Record(x.shape[-1])
+        return record.decode(record.encode(x))
+
+    def window_record(self, width: int) -> Record:
+        return Fp8Record(width) if self.quantised else PlainRecord(width, self.dtype)
+
+    def compressed_record(self, width: int) -> Record:
+        return Fp4FineRecord(width) if self.quantised else PlainRecord(width, self.dtype)
+
+    def index_key_record(self, width: int) -> Record:
+        return Fp4Record(width) if self.quantised else PlainRecord(width, self.dtype)

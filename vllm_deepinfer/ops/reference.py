@@ -1,0 +1,223 @@
+"""Torch reference of the model's operations: what every other implementation must reproduce.
+
+Shapes: T tokens, H heads, K keys, D hidden size, S residual streams (4).
+Source: V4.1 specification, sections 2.2 to 2.10.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vllm_deepinfer.ops.numerics import Numerics
+from vllm_deepinfer.ops.records import Record
+
+NEGATIVE_INFINITY = float("-inf")
+
+
+# -- normalisation and rotation -------------------------------------------------------------------
+
+
+def mean_square(x: Tensor) -> Tensor:
+    """Mean of squares over the last dimension, float32 ``[..., 1]``."""
+    x = x.to(torch.float32)
+    return (x * x).mean(-1, keepdim=True)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, numerics: Numerics) -> Tensor:
+    """``weight * x / sqrt(mean(x**2) + eps)`` in float32, stored (section 2.3)."""
+    x = x.to(torch.float32)
+    return numerics.store(weight.to(torch.float32) * (x * torch.rsqrt(mean_square(x) + eps)))
+
+
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, rope_dim: int) -> Tensor:
+    """Rotate interleaved pairs of the last ``rope_dim`` columns, float32 (section 2.5).
+
+    ``x`` is ``[T, ..., n]``; ``cos`` and ``sin`` are ``[T, rope_dim / 2]``. The inverse rotation is
+    the same with ``-sin``.
+    """
+    x = x.to(torch.float32)
+    straight, turned = x.split([x.shape[-1] - rope_dim, rope_dim], -1)
+    even, odd = turned.unflatten(-1, (-1, 2)).unbind(-1)
+    shape = (cos.shape[0],) + (1,) * (x.dim() - 2) + (cos.shape[1],)
+    cos, sin = cos.view(shape), sin.view(shape)
+    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+    return torch.cat([straight, turned], -1)
+
+
+# -- hyper-connections ----------------------------------------------------------------------------
+
+
+def stream_mixes(
+    streams: Tensor,
+    projection: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    rms_eps: float,
+    hc_eps: float,
+    iterations: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mixing coefficients of ``[T, S, D]`` streams (section 2.2), all float32.
+
+    Returns:
+        ``pre`` ``[T, S]``, ``post`` ``[T, S]`` and the doubly normalised ``[T, S, S]`` combination.
+    """
+    count = streams.shape[1]
+    flat = streams.flatten(1).to(torch.float32)
+    mixes = torch.nn.functional.linear(flat, projection) * torch.rsqrt(mean_square(flat) + rms_eps)
+    pre, post, comb = mixes.split([count, count, count * count], -1)
+    pre_base, post_base, comb_base = base.split([count, count, count * count])
+    pre = torch.sigmoid(pre * scale[0] + pre_base) + hc_eps
+    post = 2.0 * torch.sigmoid(post * scale[1] + post_base)
+    comb = torch.softmax((comb * scale[2] + comb_base).unflatten(-1, (count, count)), -1)
+    return pre, post, sinkhorn(comb.add_(hc_eps), hc_eps, iterations)
+
+
+def sinkhorn(comb: Tensor, eps: float, iterations: int) -> Tensor:
+    """Alternate column and row normalisation of ``[T, S, S]`` in place, columns first and last."""
+    comb /= comb.sum(-2, keepdim=True).add_(eps)
+    for _ in range(iterations - 1):
+        comb /= comb.sum(-1, keepdim=True).add_(eps)
+        comb /= comb.sum(-2, keepdim=True).add_(eps)
+    return comb
+
+
+def mix_streams(streams: Tensor, pre: Tensor, numerics: Numerics) -> Tensor:
+    """Collapse ``[T, S, D]`` to ``[T, D]`` with weights ``[T, S]``, stored."""
+    return numerics.store((pre.unsqueeze(-1) * streams.to(torch.float32)).sum(1))
+
+
+def expand_streams(
+    out: Tensor, streams: Tensor, post: Tensor, comb: Tensor, numerics: Numerics
+) -> Tensor:
+    """New streams: stream j is ``post_j * out + sum_i comb[i, j] * streams_i``, stored."""
+    mixed = torch.bmm(comb.transpose(1, 2), streams.to(torch.float32))
+    return numerics.store(mixed + post.unsqueeze(-1) * out.to(torch.float32).unsqueeze(1))
+
+
+# -- attention ------------------------------------------------------------------------------------
+
+
+def load_rows(cache: Tensor, rows: Tensor, record: Record) -> Tensor:
+    """Decode cache rows ``[...]`` (negative: any row, to be masked) to float32 ``[..., width]``.
+
+    ``cache`` is uint8 ``[blocks, rows_per_block, bytes]``, possibly strided between blocks; ``rows``
+    counts ``block * rows_per_block + offset``. Each distinct row is decoded once.
+    """
+    per_block = cache.shape[1]
+    flat = rows.clamp_min(0).flatten()
+    if rows.dim() > 1 and rows.shape[0] > 1:
+        distinct, inverse = torch.unique(flat, return_inverse=True)
+        values = record.decode(cache[distinct // per_block, distinct % per_block])
+        return values[inverse].view(*rows.shape, record.width)
+    return record.decode(cache[flat // per_block, flat % per_block]).view(*rows.shape, record.width)
+
+
+def store_rows(cache: Tensor, slots: Tensor, values: Tensor, record: Record) -> None:
+    """Encode ``values`` ``[n, width]`` into the cache rows ``slots`` ``[n]``, all non-negative."""
+    per_block = cache.shape[1]
+    cache[slots // per_block, slots % per_block] = record.encode(values)
+
+
+def sink_attention(
+    query: Tensor, keys: Tensor, visible: Tensor, sink: Tensor, scale: float
+) -> Tensor:
+    """Attention of ``[T, H, n]`` queries over each token's own ``[T, K, n]`` keys, float32.
+
+    Keys are values too. ``visible`` ``[T, K]`` masks keys; ``sink`` ``[H]`` joins the denominator
+    only, the maximum is taken over visible keys (section 2.6).
+    """
+    scores = torch.bmm(query.to(torch.float32), keys.transpose(1, 2)) * scale
+    scores.masked_fill_(~visible.unsqueeze(1), NEGATIVE_INFINITY)
+    highest = scores.amax(-1, keepdim=True)
+    weights = torch.exp(scores - highest)
+    denominator = weights.sum(-1, keepdim=True) + torch.exp(sink.view(1, -1, 1) - highest)
+    return torch.bmm(weights, keys) / denominator
+
+
+# -- indexer --------------------------------------------------------------------------------------
+
+
+def index_scores(
+    query: Tensor, weights: Tensor, keys: Tensor, visible: Tensor, numerics: Numerics
+) -> Tensor:
+    """Scores ``[G, q, n]`` of ``[G, q, H, w]`` queries against ``[G, n, w]`` keys (section 2.8).
+
+    Every rounding point is the reference's, which makes scores equal to its own bit for bit.
+    ``weights`` is ``[G, q, H]``; rows not ``visible`` ``[G, q, n]`` score minus infinity.
+    """
+    groups, count, heads, width = query.shape
+    dots = torch.bmm(query.reshape(groups, count * heads, width), keys.transpose(1, 2))
+    dots = numerics.rounded(dots).view(groups, count, heads, -1)
+    products = numerics.rounded(dots.relu_() * weights.to(torch.float32).unsqueeze(-1))
+    total = products[:, :, 0].clone()
+    for head in range(1, heads):
+        total += products[:, :, head]
+    return numerics.rounded(total).masked_fill_(~visible, NEGATIVE_INFINITY)
+
+
+def select_highest(scores: Tensor, count: int) -> Tensor:
+    """Boolean ``[q, n]``: the ``count`` highest finite-or-positive scores, ties to lowest index."""
+    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :count]
+    selected = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, order, True)
+    return selected & (scores > NEGATIVE_INFINITY)
+
+
+def selected_rows(selected: Tensor, width: int) -> Tensor:
+    """Ascending row numbers of a boolean ``[q, n]`` selection, padded with -1 to ``[q, width]``."""
+    rank = selected.cumsum(1) - 1
+    rows = selected.new_full((selected.shape[0], width), -1, dtype=torch.int64)
+    token, row = selected.nonzero(as_tuple=True)
+    rows[token, rank[token, row]] = row
+    return rows
+
+
+def candidate_rows(
+    scores: Tensor, num_visible: Tensor, block_size: int, num_blocks: int
+) -> Tensor:
+    """Boolean ``[q, n]``: rows inside the best blocks of ``block_size`` rows (section 2.8).
+
+    The block holding the newest visible row (``num_visible - 1``, ``[q]``) is always kept.
+    """
+    count, rows = scores.shape
+    blocks = -(-rows // block_size)
+    padded = scores.new_full((count, blocks * block_size), NEGATIVE_INFINITY)
+    padded[:, :rows] = scores
+    block_scores = padded.view(count, blocks, block_size).amax(-1)
+    newest = (num_visible - 1) // block_size
+    has_rows = (num_visible > 0).nonzero().squeeze(1)
+    block_scores[has_rows, newest[has_rows]] = float("inf")
+    kept = select_highest(block_scores, num_blocks)
+    return kept.repeat_interleave(block_size, 1)[:, :rows]
+
+
+# -- mixture of experts ---------------------------------------------------------------------------
+
+
+def route(
+    logits: Tensor, bias: Tensor, count: int, normalise: bool, factor: float
+) -> tuple[Tensor, Tensor]:
+    """Choose experts by ``sqrt(softplus(logits)) + bias`` (section 2.10).
+
+    Returns:
+        expert numbers ``[T, count]`` ascending, and their float32 weights, bias excluded.
+    """
+    scores = torch.sqrt(torch.nn.functional.softplus(logits))
+    order = torch.sort(scores + bias, dim=-1, descending=True, stable=True).indices
+    return expert_weights(scores, order[:, :count].sort(-1).values, normalise, factor)
+
+
+def expert_weights(
+    scores: Tensor, experts: Tensor, normalise: bool, factor: float
+) -> tuple[Tensor, Tensor]:
+    """Weights of given experts ``[T, count]`` from their scores ``[T, E]``."""
+    weights = scores.gather(1, experts)
+    if normalise and experts.shape[1] > 1:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return experts, weights * factor
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
+    """``silu(min(gate, limit)) * clamp(up, -limit, limit)`` in float32."""
+    gate, up = gate.to(torch.float32), up.to(torch.float32)
+    return torch.nn.functional.silu(gate.clamp_max(limit)) * up.clamp(-limit, limit)

@@ -18,7 +18,6 @@ from __future__ import annotations
 from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
 
 _PLATFORM = "vllm.platforms.cpu"
-_INTERFACE = "vllm.platforms.interface"
 _CONFIG = "vllm.config.vllm"
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _QUANTIZATION_BASE = f"{_QUANTIZATION}.base_config"
@@ -27,8 +26,6 @@ PLATFORM: tuple[Symbol, ...] = (
     overrides(_PLATFORM, "CpuPlatform.check_and_update_config", "cls", "vllm_config"),
     overrides(_PLATFORM, "CpuPlatform.update_block_size_for_backend", "cls", "vllm_config"),
     overrides(_PLATFORM, "CpuPlatform.support_hybrid_kv_cache", "cls"),
-    overrides(_PLATFORM, "CpuPlatform.register_triton_kernel_overrides", "cls"),
-    overrides(_INTERFACE, "Platform.validate_request", "cls", "processed_inputs", "params"),
     overrides(_CONFIG, "VllmConfig.use_v2_model_runner", "self"),
     overrides(_CONFIG, "VllmConfig._validate_v2_model_runner", "self"),
     calls(_CONFIG, "VllmConfig._get_v2_model_runner_unsupported_features", "self"),
@@ -94,7 +91,18 @@ PLATFORM: tuple[Symbol, ...] = (
     uses("vllm.v1.core.sched.async_scheduler", "AsyncScheduler"),
 )
 
-WORKER: tuple[Symbol, ...] = (uses("vllm.v1.worker.cpu_worker", "CPUWorker"),)
+WORKER: tuple[Symbol, ...] = (
+    # Called by vLLM with keywords of its choice, which pass through unchanged.
+    calls(
+        "vllm.v1.worker.cpu_worker",
+        "CPUWorker.__init__",
+        "self",
+        "vllm_config",
+        "local_rank",
+        "rank",
+        "distributed_init_method",
+    ),
+)
 
 REGISTRATION: tuple[Symbol, ...] = (
     calls(

@@ -17,9 +17,6 @@ from vllm_deepinfer.registration import ARCHITECTURE
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.inputs import EngineInput
-    from vllm.pooling_params import PoolingParams
-    from vllm.sampling_params import SamplingParams
 
 logger = get_logger(__name__)
 
@@ -126,27 +123,17 @@ class DeepInferCpuPlatform(CpuPlatform):
         """Yes: the model's window, compressed and state caches are groups of one pool."""
         return True
 
-    @classmethod
-    def register_triton_kernel_overrides(cls) -> None:
-        """Puts torch implementations in place of the V2 runner's Triton kernels."""
-        super().register_triton_kernel_overrides()
-        from vllm_deepinfer.ops import runner
-
-        runner.register()
-
-    @classmethod
-    def validate_request(
-        cls, processed_inputs: EngineInput, params: SamplingParams | PoolingParams
-    ) -> None:
-        """Leaves requests to vLLM's own checks."""
-        super().validate_request(processed_inputs, params)
-
 
 def _choose_worker_and_memory(vllm_config: VllmConfig) -> None:
     if vllm_config.parallel_config.worker_cls == "auto":
         vllm_config.parallel_config.worker_cls = WORKER_CLASS
     cache = vllm_config.cache_config
-    if cache.kv_cache_memory_bytes is None and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+    user_sized_it = (
+        cache.kv_cache_memory_bytes is not None
+        or bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
+        or cache.gpu_memory_utilization != type(cache).gpu_memory_utilization
+    )
+    if not user_sized_it:
         cache.kv_cache_memory_bytes = DEFAULT_KV_CACHE_BYTES
 
 
@@ -164,12 +151,14 @@ def _announce(vllm_config: VllmConfig) -> None:
     from vllm_deepinfer import __version__
 
     cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
+    size_bytes = cache.kv_cache_memory_bytes
+    kv_cache = f"{size_bytes / (1 << 30):.2f} GiB" if size_bytes is not None else "sized by vLLM"
     info_once(
         logger,
         f"vllm-deepinfer {__version__} on vLLM {vllm.__version__}: CPU reference platform, "
         f"V2 model runner without Triton, {vllm_config.model_config.dtype}, "
         f"block size {cache.block_size} tokens, "
-        f"KV cache {cache.kv_cache_memory_bytes / (1 << 30):.2f} GiB, "
+        f"KV cache {kv_cache}, "
         f"prefix caching {'on' if cache.enable_prefix_caching else 'off'}, "
         f"chunked prefill {'on' if scheduler.enable_chunked_prefill else 'off'}, "
         f"async scheduling {'on' if scheduler.async_scheduling else 'off'}.",

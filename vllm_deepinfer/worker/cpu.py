@@ -1,9 +1,19 @@
-"""The worker of the CPU platform."""
+"""The worker of the CPU platform, used for DeepSeek-V4.1 only."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm.v1.worker.cpu_worker import CPUWorker
+
+from vllm_deepinfer.ops import runner
 
 
 class DeepInferCpuWorker(CPUWorker):
-    """vLLM's CPU worker."""
+    """vLLM's CPU worker, whose V2 model runner launches torch code in place of Triton kernels."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Here rather than in Platform.register_triton_kernel_overrides, which runs for every model
+        # and without knowing which: other models keep exactly the kernels vLLM gives them.
+        runner.register()
+        super().__init__(*args, **kwargs)

@@ -1,0 +1,149 @@
+"""What cannot hold for DeepSeek-V4.1 on the CPU platform stops the start, by name.
+
+Claim: every rule in platforms/refusals.py fires on a configuration that breaks it and on no other;
+the error names the flag, the value and what is allowed, for all broken rules at once. If this
+breaks, an option is accepted and then ignored, or fails later inside the engine.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from vllm_deepinfer.platforms.refusals import (
+    RULES,
+    UnsupportedOptionError,
+    refuse_unsupported,
+)
+
+
+def good():
+    """The parts of a VllmConfig that the rules read, with allowed values."""
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            data_parallel_size=1,
+            prefill_context_parallel_size=1,
+            decode_context_parallel_size=1,
+            enable_eplb=False,
+        ),
+        cache_config=SimpleNamespace(
+            cache_dtype="auto", block_size=16, user_specified_block_size=False
+        ),
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=None),
+        model_config=SimpleNamespace(
+            dtype="torch.bfloat16", runner_type="generate", enable_prompt_embeds=False
+        ),
+        lora_config=None,
+        speculative_config=None,
+        kv_transfer_config=None,
+        watermark_config=None,
+    )
+
+
+def changed(path, value):
+    config = good()
+    *parents, name = path.split(".")
+    owner = config
+    for parent in parents:
+        owner = getattr(owner, parent)
+    assert hasattr(owner, name)
+    setattr(owner, name, value)
+    return config
+
+
+def block_size(tokens):
+    config = changed("cache_config.user_specified_block_size", True)
+    config.cache_config.block_size = tokens
+    return config
+
+
+BROKEN = [
+    ("--tensor-parallel-size", "2", changed("parallel_config.tensor_parallel_size", 2)),
+    ("--pipeline-parallel-size", "2", changed("parallel_config.pipeline_parallel_size", 2)),
+    ("--data-parallel-size", "4", changed("parallel_config.data_parallel_size", 4)),
+    (
+        "--prefill-context-parallel-size",
+        "2",
+        changed("parallel_config.prefill_context_parallel_size", 2),
+    ),
+    (
+        "--decode-context-parallel-size",
+        "2",
+        changed("parallel_config.decode_context_parallel_size", 2),
+    ),
+    ("--enable-eplb", "True", changed("parallel_config.enable_eplb", True)),
+    ("--enable-lora", "True", changed("lora_config", SimpleNamespace())),
+    (
+        "--speculative-config",
+        "dspark",
+        changed("speculative_config", SimpleNamespace(method="dspark")),
+    ),
+    (
+        "--kv-transfer-config",
+        "NixlConnector",
+        changed("kv_transfer_config", SimpleNamespace(kv_connector="NixlConnector")),
+    ),
+    ("--dtype", "float16", changed("model_config.dtype", "torch.float16")),
+    ("--kv-cache-dtype", "fp8", changed("cache_config.cache_dtype", "fp8")),
+    ("--block-size", "16", block_size(16)),
+    (
+        "--disable-hybrid-kv-cache-manager",
+        "True",
+        changed("scheduler_config.disable_hybrid_kv_cache_manager", True),
+    ),
+    ("--runner", "pooling", changed("model_config.runner_type", "pooling")),
+    ("--enable-prompt-embeds", "True", changed("model_config.enable_prompt_embeds", True)),
+    ("--watermark-config", "True", changed("watermark_config", SimpleNamespace())),
+]
+
+
+def test_what_is_allowed_passes():
+    refuse_unsupported(good())
+    refuse_unsupported(changed("model_config.dtype", "torch.float32"))
+    refuse_unsupported(block_size(64))
+
+
+def test_every_rule_has_a_case_here():
+    assert {flag for flag, _, _ in BROKEN} == {rule.flag for rule in RULES}
+
+
+@pytest.mark.parametrize(("flag", "value", "config"), BROKEN, ids=[case[0] for case in BROKEN])
+def test_refusal_names_flag_value_and_choices(flag, value, config):
+    with pytest.raises(UnsupportedOptionError) as error:
+        refuse_unsupported(config)
+    text = str(error.value)
+    assert f"{flag} is {value} (allowed: " in text
+    assert text.count("(allowed:") == 1
+
+
+def test_all_refusals_come_at_once():
+    config = changed("lora_config", SimpleNamespace())
+    config.parallel_config.tensor_parallel_size = 8
+    with pytest.raises(UnsupportedOptionError) as error:
+        refuse_unsupported(config)
+    assert "--tensor-parallel-size" in str(error.value)
+    assert "--enable-lora" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"enable_lora": True}, ["--enable-lora"]),
+        ({"tensor_parallel_size": 2}, ["--tensor-parallel-size is 2 (allowed: 1"]),
+        ({"kv_cache_dtype": "fp8"}, ["fp8"]),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+            ["--speculative-config is ngram"],
+        ),
+        ({"dtype": "float16"}, ["float16"]),
+    ],
+    ids=str,
+)
+def test_vllm_stops_on_them(v41_config, arguments, words):
+    with pytest.raises(Exception) as error:
+        v41_config(**arguments)
+    for word in words:
+        assert word in str(error.value)

@@ -26,15 +26,17 @@ E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 def _e2m1_boundaries() -> Tensor:
     """Smallest magnitude that rounds to each code 1..7: midpoints go to the even code."""
-    values = torch.tensor(E2M1_VALUES)
+    values = torch.tensor(E2M1_VALUES, dtype=torch.float32)
     midpoints = (values[1:] + values[:-1]) / 2
     upper_is_even = torch.arange(1, 8) % 2 == 0
-    above = torch.nextafter(midpoints, torch.tensor(torch.inf))
+    above = torch.nextafter(midpoints, torch.full_like(midpoints, torch.inf))
     return torch.where(upper_is_even, midpoints, above)
 
 
 _BOUNDARIES = _e2m1_boundaries()
-_SIGNED_VALUES = torch.tensor(E2M1_VALUES + tuple(-value for value in E2M1_VALUES))
+_SIGNED_VALUES = torch.tensor(
+    E2M1_VALUES + tuple(-value for value in E2M1_VALUES), dtype=torch.float32
+)
 _PAIR_VALUES = torch.stack(
     [_SIGNED_VALUES[torch.arange(256) & 15], _SIGNED_VALUES[torch.arange(256) >> 4]], dim=1
 )

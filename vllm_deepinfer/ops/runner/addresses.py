@@ -1,0 +1,85 @@
+"""Memory that a kernel is told only the address of.
+
+Some upstream kernels take a table of raw addresses (uint64) and add offsets to them: the block
+tables of the cache groups, the segments of the KV cache, prompt embeddings. The tensors behind the
+addresses belong to objects a kernel implementation cannot reach. This module is the one place that
+turns addresses into tensors, without a copy; nothing else in the package touches an address.
+
+A kernel is told no length either. A view made here therefore reaches further than the memory it
+stands for, and, exactly as upstream, nobody checks an index that is too large. No element is
+touched unless an index names it.
+
+Addresses are read on the host. For tables that their owner fills once (see `memory_of`) this
+happens once; elsewhere it is one synchronisation per call on an accelerator.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+# More than any allocation holds, less than the address space of 64-bit user processes leaves free.
+REACH_BYTES = 1 << 42
+
+
+class AddressedMemory(NamedTuple):
+    """Memory behind a table of addresses, seen as one long vector.
+
+    window: [n], begins at the lowest address of the table.
+    offsets: int64 [num_addresses], where in `window` each address lies; on the table's device.
+    """
+
+    window: torch.Tensor
+    offsets: torch.Tensor
+
+
+def tensor_at(
+    address: int, num_elements: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """One-dimensional tensor over the memory at `address`, which must stay allocated meanwhile.
+
+    Raises:
+        ValueError: the address is null, negative or not aligned to `dtype`.
+    """
+    if address <= 0 or address % dtype.itemsize:
+        raise ValueError(
+            f"address {address:#x} cannot hold {dtype} elements: it must be positive and a "
+            f"multiple of {dtype.itemsize}; check the tensor its owner took it from"
+        )
+    # The only constructor from an address that serves every device type.
+    storage = torch._C._construct_storage_from_data_pointer(
+        address, device, num_elements * dtype.itemsize
+    )
+    return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, (num_elements,), (1,))
+
+
+def memory_of(addresses: torch.Tensor, dtype: torch.dtype) -> AddressedMemory:
+    """The memory behind `addresses` (uint64 [num_addresses], not empty), as `dtype` elements.
+
+    The result is kept on the tensor `addresses` itself: only for tables whose owner makes a new
+    tensor when an address changes, as `BlockTables` and `KVBlockZeroer` do.
+    """
+    kept = getattr(addresses, "_deepinfer_memory", None)
+    if kept is not None and kept.window.dtype == dtype:
+        return kept
+    numbers = addresses.tolist()
+    lowest = min(numbers)
+    reach = max(numbers) - lowest + REACH_BYTES
+    window = tensor_at(lowest, reach // dtype.itemsize, dtype, addresses.device)
+    offsets = [_elements_between(lowest, number, dtype) for number in numbers]
+    memory = AddressedMemory(
+        window, torch.tensor(offsets, dtype=torch.int64, device=addresses.device)
+    )
+    addresses._deepinfer_memory = memory
+    return memory
+
+
+def _elements_between(lowest: int, address: int, dtype: torch.dtype) -> int:
+    distance = address - lowest
+    if distance % dtype.itemsize:
+        raise ValueError(
+            f"address {address:#x} is not a whole number of {dtype} elements away from "
+            f"{lowest:#x}; all tensors of one table must share their element size"
+        )
+    return distance // dtype.itemsize

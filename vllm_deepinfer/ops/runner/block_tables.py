@@ -1,0 +1,214 @@
+# ruff: noqa: N803 -- parameters carry the names of the kernels' arguments
+"""Torch forms of the kernels in `vllm.v1.worker.gpu.block_table`, of the context-parallel sequence
+lengths (`vllm.v1.worker.gpu.cp_utils`) and of KV block zeroing (`vllm.v1.worker.utils`).
+
+All cache groups are handled by the same few torch calls, however many there are: block tables are
+addressed in one window of memory, see `addresses.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from vllm_deepinfer.ops.runner.addresses import AddressedMemory, memory_of, tensor_at
+from vllm_deepinfer.ops.runner.extents import ragged_rows
+
+MODULE = "vllm.v1.worker.gpu.block_table"
+
+
+def gather_block_tables(
+    batch_idx_to_req_idx: torch.Tensor,
+    src_block_table_ptrs: torch.Tensor,
+    dst_block_table_ptrs: torch.Tensor,
+    block_table_strides: torch.Tensor,
+    num_blocks_ptr: torch.Tensor,
+    num_blocks_stride: int,
+    num_reqs: int,
+    BLOCK_SIZE: int,
+    *,
+    grid: tuple[int, ...],
+) -> None:
+    """Copy the blocks each row of the batch owns, in every cache group, to the model's tables.
+
+    batch_idx_to_req_idx int64 [num_reqs]; both address tables uint64 [num_groups], of int32 tables
+    [max_num_reqs, stride]; block_table_strides int64 [num_groups]; num_blocks int32 [num_groups,
+    max_num_reqs]. Entries behind a row's blocks stay as they were. `grid` is the kernel's launch
+    grid (num_groups, num_reqs_padded), the only place that tells how many rows to pad: rows from
+    num_reqs on become 0.
+
+    The number of blocks copied is a data-dependent shape: one synchronisation on an accelerator.
+    """
+    source = memory_of(src_block_table_ptrs, torch.int32)
+    target = memory_of(dst_block_table_ptrs, torch.int32)
+    _zero_padding(target, block_table_strides, num_reqs, grid[1])
+    if num_reqs == 0:
+        return
+    slot = batch_idx_to_req_idx[:num_reqs]
+    num_blocks = num_blocks_ptr.index_select(1, slot).long().view(-1)
+    num_copied = int(num_blocks.sum())
+    ends = num_blocks.cumsum(0)
+    # Minus the blocks of earlier rows, so that a block's own number completes its place.
+    earlier = (ends - num_blocks).view(-1, num_reqs)
+    stride = block_table_strides.unsqueeze(1)
+    row = torch.arange(num_reqs, device=slot.device)
+    shifts = [
+        (memory.offsets.unsqueeze(1) + rows * stride - earlier).view(-1)
+        for memory, rows in ((source, slot), (target, row))
+    ]
+    block = torch.arange(num_copied, device=slot.device)
+    from_place, to_place = (
+        torch.repeat_interleave(shift, num_blocks, output_size=num_copied).add_(block)
+        for shift in shifts
+    )
+    target.window.index_copy_(0, to_place, source.window.index_select(0, from_place))
+
+
+def _zero_padding(
+    target: AddressedMemory, strides: torch.Tensor, num_reqs: int, num_reqs_padded: int
+) -> None:
+    if num_reqs_padded <= num_reqs:
+        return
+    for offset, stride in zip(target.offsets.tolist(), strides.tolist(), strict=True):
+        target.window[offset + num_reqs * stride : offset + num_reqs_padded * stride].zero_()
+
+
+def compute_slot_mappings(
+    max_num_tokens: int,
+    idx_mapping: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    pos: torch.Tensor,
+    block_table_ptrs: torch.Tensor,
+    block_table_strides: torch.Tensor,
+    block_sizes: torch.Tensor,
+    slot_mapping_enabled: torch.Tensor,
+    dcp_sharded: torch.Tensor,
+    slot_mappings_ptr: torch.Tensor,
+    slot_mappings_stride: int,
+    cp_rank: int,
+    CP_SIZE: int,
+    CP_INTERLEAVE: int,
+    PAD_ID: int,
+    TRITON_BLOCK_SIZE: int,
+) -> None:
+    """Physical KV slot of every token in every cache group, PAD_ID where there is none.
+
+    idx_mapping int64 [num_reqs], negative for a row without blocks; pos int64 [>= num_tokens];
+    block_table_strides int64, block_sizes int32, slot_mapping_enabled and dcp_sharded bool, all
+    [num_groups]; slot_mappings int64 [num_groups, max_num_tokens]. A token has no slot in a group
+    whose mapping is disabled, nor, in a sharded group, if another context-parallel rank holds it.
+    """
+    num_groups, num_reqs = block_sizes.shape[0], idx_mapping.shape[0]
+    slots = torch.as_strided(
+        slot_mappings_ptr, (num_groups, max_num_tokens), (slot_mappings_stride, 1)
+    )
+    if num_reqs == 0:
+        slots.fill_(PAD_ID)
+        return
+    rows = ragged_rows(query_start_loc, num_reqs, min(pos.shape[0], max_num_tokens))
+    slots[:, rows.size :] = PAD_ID
+    slot = idx_mapping.index_select(0, rows.row)
+    has_slot = slot_mapping_enabled.unsqueeze(1) & (slot >= 0)
+    if rows.present is not None:
+        has_slot &= rows.present
+
+    block_size = block_sizes.unsqueeze(1)
+    position = pos[: rows.size].unsqueeze(0)
+    if CP_SIZE != 1:
+        position, is_local = _local_positions(
+            position, block_size, cp_rank, CP_SIZE, CP_INTERLEAVE, dcp_sharded.unsqueeze(1)
+        )
+        has_slot &= is_local
+    block = position // block_size
+    tables = memory_of(block_table_ptrs, torch.int32)
+    place = slot * block_table_strides.unsqueeze(1) + block + tables.offsets.unsqueeze(1)
+    # A token without a slot reads the window's first element, which is always there.
+    place.masked_fill_(~has_slot, 0)
+    number = tables.window.index_select(0, place.view(-1)).view_as(place)
+    found = (number.long() - block).mul_(block_size).add_(position)
+    slots[:, : rows.size] = found.masked_fill_(~has_slot, PAD_ID)
+
+
+def _local_positions(
+    position: torch.Tensor,
+    block_size: torch.Tensor,
+    rank: int,
+    num_ranks: int,
+    interleave: int,
+    is_sharded: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where a context-parallel rank keeps each position, and whether it does.
+
+    position [1, num_tokens], block_size and is_sharded [num_groups, 1]; returns int64 and bool
+    [num_groups, num_tokens]. Runs of `interleave` tokens go round the ranks within a virtual block
+    of `num_ranks` blocks. Groups not sharded hold every position where it is.
+    """
+    virtual_block = position // (block_size * num_ranks)
+    offset = position - virtual_block * (block_size * num_ranks)
+    local_offset = offset // (interleave * num_ranks) * interleave + offset % interleave
+    local = torch.where(is_sharded, virtual_block * block_size + local_offset, position)
+    is_local = ~is_sharded | (offset // interleave % num_ranks == rank)
+    return local, is_local
+
+
+def dcp_local_seq_lens(
+    out_ptr: torch.Tensor,
+    seq_lens_ptr: torch.Tensor,
+    dcp_size: int,
+    dcp_rank: int,
+    cp_interleave: int,
+    num_reqs: int,
+    max_num_reqs: int,
+    BLOCK_SIZE: int,
+) -> None:
+    """Tokens of each sequence held by a context-parallel rank; 0 behind the batch.
+
+    out and seq_lens int32 [max_num_reqs]. Runs of `cp_interleave` tokens go round the ranks.
+    """
+    seq_lens = seq_lens_ptr[:num_reqs]
+    rounds = seq_lens // (dcp_size * cp_interleave)
+    rest = seq_lens - rounds * (dcp_size * cp_interleave)
+    rest = (rest - dcp_rank * cp_interleave).clamp_(min=0, max=cp_interleave)
+    torch.add(rest, rounds, alpha=cp_interleave, out=out_ptr[:num_reqs])
+    out_ptr[num_reqs:max_num_reqs].zero_()
+
+
+def zero_kv_blocks(
+    seg_addrs_ptr: torch.Tensor,
+    seg_block_strides_ptr: torch.Tensor,
+    seg_page_sizes_ptr: torch.Tensor,
+    block_ids_ptr: torch.Tensor,
+    BLOCK_SIZE: int,
+) -> None:
+    """Zero whole KV cache blocks in every segment of the cache.
+
+    seg_addrs uint64, seg_block_strides and seg_page_sizes int64 [num_segments], the latter two in
+    units of four bytes; block_ids int64 [num_blocks]. Loops over the segments, of which there are
+    about as many as layers; each gets a strided fill, not an index per element.
+    """
+    block_ids = block_ids_ptr.long()
+    for blocks in _segments(seg_addrs_ptr, seg_block_strides_ptr, seg_page_sizes_ptr):
+        blocks.index_fill_(0, block_ids, 0)
+
+
+def _segments(
+    addresses: torch.Tensor, strides: torch.Tensor, page_sizes: torch.Tensor
+) -> list[torch.Tensor]:
+    """Each segment as int32 [very many blocks, page size]; kept on `addresses` like `memory_of`."""
+    kept = getattr(addresses, "_deepinfer_segments", None)
+    if kept is None:
+        kept = []
+        rows = zip(addresses.tolist(), strides.tolist(), page_sizes.tolist(), strict=True)
+        for address, stride, page_size in rows:
+            # No pool has 2**31 blocks: block numbers are int32 everywhere else.
+            memory = tensor_at(address, stride << 31, torch.int32, addresses.device)
+            kept.append(memory.as_strided((1 << 31, page_size), (stride, 1)))
+        addresses._deepinfer_segments = kept
+    return kept
+
+
+KERNELS = {
+    f"{MODULE}._gather_block_tables_kernel": gather_block_tables,
+    f"{MODULE}._compute_slot_mappings_kernel": compute_slot_mappings,
+    "vllm.v1.worker.gpu.cp_utils._dcp_local_seq_lens_kernel": dcp_local_seq_lens,
+    "vllm.v1.worker.utils._zero_kv_blocks_kernel": zero_kv_blocks,
+}

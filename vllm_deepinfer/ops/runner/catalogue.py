@@ -1,0 +1,102 @@
+"""Which Triton kernels of vLLM's V2 runner have no torch form here, and why: plain data.
+
+Every kernel under `vllm.v1.worker.gpu` is implemented in this package or listed in `REFUSED`; a
+test holds the two against the installed vLLM. A kernel that is in neither (a newer vLLM) is refused
+as well, without a reason of its own.
+"""
+
+from __future__ import annotations
+
+PACKAGE = "vllm.v1.worker.gpu"
+NO_REASON = "this version of vLLM is newer than the package"
+
+# Module below PACKAGE: (what the kernels are for and what to change, kernel names).
+_REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "mm.rope": (
+        "multi-dimensional rotary positions; serve a model without M-RoPE",
+        ("_prepare_rope_positions_kernel",),
+    ),
+    "model_states.mamba_hybrid": (
+        "state-space layers; serve a model without Mamba layers",
+        ("_scatter_num_accepted_kernel", "_fill_num_accepted_kernel"),
+    ),
+    "model_states.recoverssm": (
+        "state-space layers; serve a model without Mamba layers",
+        ("_postprocess_recoverssm_align_kernel",),
+    ),
+    "sample.batch_shard": (
+        "sampling sharded over tensor-parallel ranks; drop --enable-batch-sharded-sampling",
+        (
+            "_build_shard_plan_kernel",
+            "_pack_sampler_output_kernel",
+            "_unpack_gathered_output_kernel",
+            "_pack_logprobs_kernel",
+            "_unpack_logprobs_kernel",
+        ),
+    ),
+    "sample.watermark": (
+        "watermarking; drop the watermark configuration",
+        ("_repeated_context_mask_kernel", "_philox_gumbel_kernel"),
+    ),
+    "spec_decode.acceptance_estimator": (
+        "vLLM's adaptive verification; drop enable_adaptive_verification",
+        ("_accumulate_kernel", "_refit_kernel", "_local_max_sumexp_kernel", "_predict_kernel"),
+    ),
+    "spec_decode.dflash.speculator": (
+        "DFlash and DSpark drafting; drop --speculative-config",
+        ("_prepare_dflash_inputs_kernel",),
+    ),
+    "spec_decode.dflash2.speculator": (
+        "DFlash 2 drafting; drop --speculative-config",
+        ("_selector_walk_kernel", "_cache_draft_logits_kernel"),
+    ),
+    "spec_decode.multi_module_mtp.speculator": (
+        "multi-module MTP drafting; drop --speculative-config",
+        (
+            "_prepare_input_buffers_kernel",
+            "_prepare_input_hidden_states_and_embeddings_kernel",
+            "_pad_trailing_draft_slots_kernel",
+            "_cache_inputs_kernel",
+            "_shift_input_ids_kernel",
+            "_shift_input_embeds_kernel",
+        ),
+    ),
+    "spec_decode.ngram.speculator": (
+        "n-gram drafting on the device; drop --speculative-config",
+        ("_ngram_scan_kernel", "_ngram_finalize_kernel"),
+    ),
+    "spec_decode.rejection_sampler": (
+        "verification of drafts; drop --speculative-config",
+        ("_flatten_sampled_kernel", "_gather_draft_sampled_kernel"),
+    ),
+    "spec_decode.rejection_sampler_utils": (
+        "verification of drafts; drop --speculative-config",
+        (
+            "_compute_local_logits_stats_kernel",
+            "_compute_cumulative_log_p_kernel",
+            "_compute_local_residual_mass_kernel",
+            "_rejection_kernel",
+            "_resample_kernel",
+            "_insert_resampled_kernel",
+        ),
+    ),
+    "spec_decode.standalone_ar.speculator": (
+        "drafting with a separate model; drop --speculative-config",
+        ("_prepare_prefill_inputs_kernel",),
+    ),
+    "spec_decode.target_dependent_ar.speculator": (
+        "Eagle and MTP drafting; drop --speculative-config",
+        (
+            "_prepare_prefill_inputs_kernel",
+            "_prepare_decode_inputs_kernel",
+            "_update_draft_inputs_kernel",
+        ),
+    ),
+}
+
+# Fully qualified kernel name: reason.
+REFUSED: dict[str, str] = {
+    f"{PACKAGE}.{module}.{kernel}": reason
+    for module, (reason, kernels) in _REFUSED.items()
+    for kernel in kernels
+}

@@ -12,7 +12,7 @@ import pytest
 
 from vllm_deepinfer.models.deepseek_v41.config import V41Config, VisionConfig
 from vllm_deepinfer.models.deepseek_v41.presets import preset
-from vllm_deepinfer.models.deepseek_v41.schema import schema, total_bytes
+from vllm_deepinfer.models.deepseek_v41.schema import TensorSpec, schema, total_bytes
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +20,12 @@ def published() -> V41Config:
     return V41Config.from_dict(preset("published"))
 
 
-def test_published_totals(published):
-    tensors = schema(published)
+@pytest.fixture(scope="module")
+def tensors(published) -> dict[str, TensorSpec]:
+    return schema(published)
+
+
+def test_published_totals(tensors):
     assert len(tensors) == 96085
     assert total_bytes(tensors.values()) == 510286023000
 
@@ -45,8 +49,8 @@ def test_published_totals(published):
         ("aligner.w1.weight", "BF16 [5120, 9216]"),
     ],
 )
-def test_published_shapes(published, name, text):
-    assert str(schema(published)[name]) == text
+def test_published_shapes(tensors, name, text):
+    assert str(tensors[name]) == text
 
 
 @pytest.mark.parametrize(
@@ -60,8 +64,8 @@ def test_published_shapes(published, name, text):
         "mtp.0.norm.weight",
     ],
 )
-def test_layers_own_only_what_their_kind_owns(published, name):
-    assert name not in schema(published)
+def test_layers_own_only_what_their_kind_owns(tensors, name):
+    assert name not in tensors
 
 
 def test_tiny_schema_has_every_kind_and_fits_25_megabytes():
@@ -70,8 +74,8 @@ def test_tiny_schema_has_every_kind_and_fits_25_megabytes():
     assert total_bytes(tensors.values()) < 25e6
 
 
-def test_text_only_configuration_has_no_image_tensors(published):
+def test_text_only_configuration_has_no_image_tensors(published, tensors):
     text_only = dataclasses.replace(published, vision=VisionConfig(num_hidden_layers=0))
-    names = set(schema(published)) - set(schema(text_only))
+    names = set(tensors) - set(schema(text_only))
     assert len(names) == 2 + 32 * 8 + 1 + 4 + 3 + 43
     assert all(n.startswith(("vision.", "aligner.", "image_")) or "bias_vl" in n for n in names)

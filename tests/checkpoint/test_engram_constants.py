@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
 from vllm_deepinfer.models.deepseek_v41.config import V41Config
 from vllm_deepinfer.models.deepseek_v41.engram_constants import (
@@ -84,6 +85,30 @@ def test_rows_equal_the_reference_implementation():
             if back:
                 row += (mixed % primes[back - 1] + offsets[back - 1]).tolist()
         assert row == expected, f"position {position}"
+
+
+def test_every_step_of_the_normaliser_counts(tmp_path):
+    """Words that must meet share a letter; derived by hand from section 3.1."""
+    words = {
+        "Eé": "a",  # full-width, decomposed, accent-free and lower-case forms of "ee"
+        "\uff25e\u0301": "a",
+        "  ee\t": "a",
+        "x \n y": "b",  # inner white space is one space
+        "x y": "b",
+        " ": "c",
+        "\n\t": "c",
+        "\u00a0": "c",  # a no-break space reads as a space
+        "\u0301": "d",  # an accent alone normalises to nothing and stays itself
+        "\u0300": "e",
+        "\ufffd": "f",  # no reading: the raw token
+        "\ufffd ": "g",
+        "xy": "h",
+    }
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    compressed, count = compressed_token_map(tmp_path / "tokenizer.json")
+    assert "".join("abcdefgh"[i] for i in compressed) == "".join(words.values())
+    assert count == 8
 
 
 def test_spellings_share_an_id():

@@ -198,6 +198,13 @@ def test_an_interrupted_run_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_shard_is_filled_to_the_last_byte_but_not_beyond():
+    grouped = units(schema(V41Config.from_dict(preset("tiny"))).values())
+    first_three = sum(map(total_bytes, grouped[:3]))
+    assert len(plan_shards(grouped, first_three)[0]) == 3
+    assert len(plan_shards(grouped, first_three - 1)[0]) == 2
+
+
 @given(limit=st.integers(1, 3_000_000))
 def test_shards_keep_order_pairs_and_limit(limit):
     grouped = units(schema(V41Config.from_dict(preset("tiny"))).values())

@@ -16,9 +16,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.oracle import engram, formats
 from tests.oracle.config import read_config
+from tests.oracle.weights import Weights
 
 DATA = Path(__file__).parents[1] / "data"
 TINY = DATA / "v41_tiny"
@@ -112,3 +114,18 @@ def test_a_dead_token_blocks_itself_and_everything_before_it():
     assert np.array_equal(rows[7], plain[7])  # the longest window holds positions 4 to 7
     assert not np.array_equal(rows[6], plain[6])
     assert np.array_equal(rows[5], tables.rows(1, ids[4:6])[1])
+
+
+def test_a_sharded_checkpoint_reads_like_a_single_file(tmp_path):
+    tensors = load_file(TINY / "model.safetensors")
+    shards = [dict(list(tensors.items())[start::2]) for start in (0, 1)]
+    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    for file, shard in zip(files, shards, strict=True):
+        save_file(shard, tmp_path / file)
+    weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    single, sharded = Weights(TINY), Weights(tmp_path)
+    names = [name for name in tensors if not name.endswith(".scale")]
+    assert len(names) > 300
+    for name in names:
+        assert np.array_equal(sharded[name], single[name])

@@ -36,8 +36,8 @@ _LAYER = re.compile(r"(?:layers|mtp|vision\.blocks)\.\d+\.")
 # that the bytes do not depend on a processor's vector width.
 _SIZES = np.array([0.5, 0.625, 0.75, 0.875, 1.0, 1.0, 1.25, 1.5, 2.0], dtype=np.float32)
 _MEAN_SQUARE_SIZE = float(sum(size * size for size in _SIZES.tolist())) / len(_SIZES)
-_TARGET_LEANING = 2.5  # length added along the predecessor's embedding in a row of the output head
-_DRAFT_LEANING = 14.0  # logit the Markov head adds to the successor
+_TARGET_LEANING = 1.25  # length added along the predecessor's embedding in a row of the output head
+_DRAFT_LEANING = 12.0  # logit the Markov head adds to the successor
 
 
 class RandomWeights:
@@ -151,10 +151,9 @@ _MAKERS: tuple[tuple[str, Maker], ...] = (
     (r"embed\.weight|markov_head\.embed\.weight|image_\w+", _around(0.0, 1.0)),
     (r"head\.weight", _output_head),
     (r"markov_head\.head\.weight", _markov_head),
-    (r"confidence_head\.proj\.weight", _matrix(1.0)),
-    (r"attn\.wq_b\.weight", _matrix(2.0)),  # attention that prefers some keys to others
-    (r"attn\.wo_b\.weight", _matrix(4.0)),  # halves of a layer as large as what they add to
-    (r"ffn\..+\.w2\.weight", _matrix(3.0)),
+    (r"confidence_head\.proj\.weight", _matrix(1.5)),
+    (r"attn\.wo_b\.weight", _matrix(2.0)),  # together, layers outweigh the embedding
+    (r"ffn\..+\.w2\.weight", _matrix(2.0)),
     (r"(?:.+\.|.+_|)norm\d?\.weight|engram\.[qk]_weight", _around(1.0, 0.15)),
     (r"hc_\w+_fn", _around(0.0, 0.01)),
     (r"hc_\w+_base", _mix_base),

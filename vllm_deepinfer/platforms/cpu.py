@@ -6,6 +6,7 @@ Every other model keeps vLLM's stock behaviour.
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from vllm.platforms.cpu import CpuPlatform
 
 from vllm_deepinfer.config import DeepInferConfig
 from vllm_deepinfer.log import get_logger, info_once
+from vllm_deepinfer.platforms import fork_safety
 from vllm_deepinfer.registration import ARCHITECTURE
 
 if TYPE_CHECKING:
@@ -100,6 +102,7 @@ class DeepInferCpuPlatform(CpuPlatform):
         DeepInferConfig.from_vllm(vllm_config)
         refuse_unsupported(vllm_config)
         _choose_worker_and_memory(vllm_config)
+        _choose_grammar_backend(vllm_config)
         settings = _UserSettings.read(vllm_config)
         super().check_and_update_config(vllm_config)
         settings.restore(vllm_config)
@@ -108,8 +111,7 @@ class DeepInferCpuPlatform(CpuPlatform):
         scheduler = vllm_config.scheduler_config
         if scheduler.scheduler_cls is None:
             scheduler.scheduler_cls = scheduler_class(bool(scheduler.async_scheduling))
-        # Stock CPU spawns each worker: a new interpreter that imports vLLM again, about 13 s each.
-        os.environ[_START_METHOD] = _USER_START_METHOD or "fork"
+        _choose_start_method()
         _announce(vllm_config)
 
     @classmethod
@@ -135,6 +137,26 @@ def _choose_worker_and_memory(vllm_config: VllmConfig) -> None:
     )
     if not user_sized_it:
         cache.kv_cache_memory_bytes = DEFAULT_KV_CACHE_BYTES
+
+
+def _choose_grammar_backend(vllm_config: VllmConfig) -> None:
+    structured_outputs = vllm_config.structured_outputs_config
+    # Under "auto" the first constrained request of a server's life fixes its backend. If that one
+    # needs guidance, every forced tool call afterwards is an internal error (seen with 0.32.0:
+    # KeyError 'triggers'). With xgrammar, a schema it cannot honour is refused in the request.
+    if structured_outputs.backend == "auto":
+        structured_outputs.backend = "xgrammar"
+
+
+def _choose_start_method() -> None:
+    """Forks workers on Linux unless the user said otherwise.
+
+    Stock CPU spawns them: each a new interpreter that imports vLLM again, about 13 s.
+    """
+    method = _USER_START_METHOD or ("fork" if sys.platform == "linux" else "spawn")
+    os.environ[_START_METHOD] = method
+    if method == "fork":
+        fork_safety.install()
 
 
 def _run_eagerly(vllm_config: VllmConfig) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_deepinfer.ops import runner
+from vllm_deepinfer.worker import threads
 
 
 class DeepInferCpuWorker(CPUWorker):
@@ -16,4 +18,6 @@ class DeepInferCpuWorker(CPUWorker):
         # Here rather than in Platform.register_triton_kernel_overrides, which runs for every model
         # and without knowing which: other models keep exactly the kernels vLLM gives them.
         runner.register()
+        # Before init_device, which forbids torch.set_num_threads.
+        threads.apply_binding(threads.read_binding(os.environ))
         super().__init__(*args, **kwargs)

@@ -19,6 +19,7 @@ from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
 
 _PLATFORM = "vllm.platforms.cpu"
 _CONFIG = "vllm.config.vllm"
+_RENDERERS = "vllm.renderers.deepseek_v4"
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _QUANTIZATION_BASE = f"{_QUANTIZATION}.base_config"
 
@@ -41,6 +42,7 @@ PLATFORM: tuple[Symbol, ...] = (
         "kv_transfer_config",
         "watermark_config",
         "quant_config",
+        "structured_outputs_config",
         "compilation_config",
         "additional_config",
     ),
@@ -83,6 +85,7 @@ PLATFORM: tuple[Symbol, ...] = (
         "runner_type",
         "enable_prompt_embeds",
     ),
+    has_fields("vllm.config.structured_outputs", "StructuredOutputsConfig", "backend"),
     has_fields("vllm.config.compilation", "CompilationConfig", "mode", "cudagraph_mode"),
     uses("vllm.config.compilation", "CompilationMode.NONE"),
     uses("vllm.config.compilation", "CUDAGraphMode.NONE"),
@@ -125,6 +128,12 @@ REGISTRATION: tuple[Symbol, ...] = (
         "hf_config",
     ),
     overrides(_QUANTIZATION_BASE, "QuantizationConfig.get_quant_method", "self", "layer", "prefix"),
+    uses(_RENDERERS, "DeepseekV41Renderer", since=(0, 33)),
+    overrides(_RENDERERS, "DeepseekV4Renderer.render_messages", "self", "messages", "params"),
+    overrides(_RENDERERS, "DeepseekV4Renderer.render_messages_async", "self", "messages", "params"),
+    has_fields("vllm.renderers.registry", "RendererRegistry", "renderers"),
+    uses("vllm.renderers.registry", "RENDERER_REGISTRY"),
+    calls("vllm.exceptions", "VLLMValidationError.__init__", "self", "message", "parameter"),
 )
 
 CONTRACT: tuple[Symbol, ...] = (*PLATFORM, *WORKER, *REGISTRATION)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 ARCHITECTURE = "DeepseekV41ForCausalLM"
 MODEL_CLASS = "vllm_deepinfer.models.deepseek_v41.model:DeepseekV41ForCausalLM"
+# vLLM's name for the model's chat format, and the module and class that render it here.
+CHAT_FORMAT = "deepseek_v41"
+RENDERER_CLASS = ("vllm_deepinfer.renderer", "TextOnlyRenderer")
 
 
 def register_all() -> None:
-    """Registers the model and its weight format. Safe to repeat.
+    """Registers the model, its weight format and its chat renderer. Safe to repeat.
 
     Raises:
         vllm_deepinfer.compat.ContractError: the installed vLLM is outside the supported window or
             lacks something this package relies on.
     """
     from vllm.model_executor.models import ModelRegistry
+    from vllm.renderers.registry import RENDERER_REGISTRY
 
     from vllm_deepinfer import compat, quantization
 
     compat.check_at_start()
-    # A string, so that the class is imported only where the model is built.
+    # Names, so that the classes are imported only where they are built.
     ModelRegistry.register_model(ARCHITECTURE, MODEL_CLASS)
     quantization.register()
+    # Its own register() warns that the format is taken, which is the point here.
+    RENDERER_REGISTRY.renderers[CHAT_FORMAT] = RENDERER_CLASS

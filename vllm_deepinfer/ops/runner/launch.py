@@ -25,7 +25,7 @@ from vllm_deepinfer.ops.runner.catalogue import NO_REASON, PACKAGE, REFUSED
 
 LAUNCH_OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg", "launch_pdl"})
 _JIT_FUNCTION = re.compile(r"^@triton\.jit(?:\(.*?\))?\ndef (\w+)", re.MULTILINE | re.DOTALL)
-_LAUNCH = re.compile(r"\b(\w+)\[[^\]]*\]\(", re.DOTALL)
+_SUBSCRIPTED = re.compile(r"\b(\w+)\[")
 
 
 class TorchKernel(KernelOverride):
@@ -62,7 +62,7 @@ def find_kernels() -> list[str]:
             continue
         module = ".".join((PACKAGE, *path.relative_to(root).with_suffix("").parts))
         functions += ((module, name) for name in _JIT_FUNCTION.findall(text))
-        launched.update(_LAUNCH.findall(text))
+        launched.update(_SUBSCRIPTED.findall(text))
     return [f"{module}.{name}" for module, name in functions if name in launched]
 
 

@@ -53,6 +53,8 @@ def penalties(
     ceil(vocab_size / 32)]; output_bin_counts int32 [max_num_reqs, vocab_size].
     """
     slot = expanded_idx_mapping_ptr
+    if slot.shape[0] == 0:
+        return
     repetition = repetition_penalty_ptr.index_select(0, slot)
     frequency = frequency_penalty_ptr.index_select(0, slot)
     presence = presence_penalty_ptr.index_select(0, slot)

@@ -37,7 +37,7 @@ def apply_prompt_embeds(
     lengths, computed = embeds_lens_ptr.tolist(), num_computed_tokens_ptr.tolist()
     addresses, masks = embeds_ptrs_ptr.tolist(), mask_ptrs_ptr.tolist()
     dtype, device = inputs_embeds_ptr.dtype, inputs_embeds_ptr.device
-    for slot, start, end in zip(slots, bounds, bounds[1:], strict=True):
+    for slot, start, end in zip(slots, bounds[:-1], bounds[1:], strict=True):
         length, first = lengths[slot], computed[slot]
         num_rows = min(end - start, length - first)
         if num_rows <= 0:

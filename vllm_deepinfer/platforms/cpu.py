@@ -103,7 +103,6 @@ class DeepInferCpuPlatform(CpuPlatform):
         refuse_unsupported(vllm_config)
         _choose_worker_and_memory(vllm_config)
         _choose_grammar_backend(vllm_config)
-        _choose_grammar_backend(vllm_config)
         settings = _UserSettings.read(vllm_config)
         super().check_and_update_config(vllm_config)
         settings.restore(vllm_config)
@@ -158,15 +157,6 @@ def _choose_start_method() -> None:
     os.environ[_START_METHOD] = method
     if method == "fork":
         fork_safety.install()
-
-
-def _choose_grammar_backend(vllm_config: VllmConfig) -> None:
-    structured_outputs = vllm_config.structured_outputs_config
-    # Under "auto" the first constrained request of a server's life fixes its backend. If that one
-    # needs guidance, every forced tool call afterwards is an internal error (seen with 0.32.0:
-    # KeyError 'triggers'). With xgrammar, a schema it cannot honour is refused in the request.
-    if structured_outputs.backend == "auto":
-        structured_outputs.backend = "xgrammar"
 
 
 def _run_eagerly(vllm_config: VllmConfig) -> None:

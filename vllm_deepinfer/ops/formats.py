@@ -161,14 +161,14 @@ def fake_quantise_fp8(x: Tensor, group: int = FP8_GROUP) -> Tensor:
 
 
 def quantise_fp4(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise ``[..., n]`` to packed e2m1 ``[..., n/2]`` with power-of-two scales ``[..., n/32]``."""
+    """Quantise ``[..., n]`` to packed e2m1 ``[..., n/2]``, power-of-two scales ``[..., n/32]``."""
     grouped, amax = group_amax(x, FP4_GROUP)
     scale = fp4_scale(amax)
     return pack_e2m1(to_e2m1((grouped / scale).flatten(-2))), scale.squeeze(-1)
 
 
 def quantise_fp4_fine(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise ``[..., n]`` to packed e2m1 ``[..., n/2]`` with e4m3-valued scales ``[..., n/16]``."""
+    """Quantise ``[..., n]`` to packed e2m1 ``[..., n/2]``, e4m3-valued scales ``[..., n/16]``."""
     grouped, amax = group_amax(x, FP4_FINE_GROUP)
     scale = fp4_fine_scale(amax)
     return pack_e2m1(to_e2m1((grouped / scale).flatten(-2))), scale.squeeze(-1)

@@ -206,9 +206,7 @@ def selected_rows(selected: Tensor, width: int) -> Tensor:
     return rows
 
 
-def candidate_rows(
-    scores: Tensor, num_visible: Tensor, block_size: int, num_blocks: int
-) -> Tensor:
+def candidate_rows(scores: Tensor, num_visible: Tensor, block_size: int, num_blocks: int) -> Tensor:
     """Boolean ``[q, n]``: rows inside the best blocks of ``block_size`` rows (section 2.8).
 
     The block holding the newest visible row (``num_visible - 1``, ``[q]``) is always kept.

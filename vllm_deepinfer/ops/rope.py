@@ -27,7 +27,9 @@ def yarn_frequencies(
     """Frequencies interpolated by ``factor`` where a turn outlasts the original context."""
 
     def pair_with_turns(turns: float) -> float:
-        return dim * math.log(original_max_positions / (2 * math.pi * turns)) / (2 * math.log(theta))
+        return (
+            dim * math.log(original_max_positions / (2 * math.pi * turns)) / (2 * math.log(theta))
+        )
 
     low = max(math.floor(pair_with_turns(beta_fast)), 0)
     high = min(math.ceil(pair_with_turns(beta_slow)), dim - 1)

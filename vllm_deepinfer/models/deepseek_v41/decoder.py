@@ -62,11 +62,11 @@ class DecoderLayer(nn.Module):
 
         Each half collapses the streams with the pre-mix computed half a layer earlier.
         """
+        if self.plan.has_engram:
+            streams = self.engram(streams, step)
         if step.probe is not None:
             step.probe.note(Quantity.STREAMS, self.plan.layer, streams)
             step.probe.note(Quantity.PRE_MIX, self.plan.layer, pre)
-        if self.plan.has_engram:
-            streams = self.engram(streams, step)
         numerics = self.numerics
         attn_pre, post, comb = layer_mixes(self, "attn", streams, self.config)
         x = self.attn_norm(mix_streams(streams, pre, numerics))
@@ -126,8 +126,7 @@ class Decoder(nn.Module):
         with, which makes its bits independent of both.
         """
         outputs = [
-            self(token_ids[index : index + 1], step.token(index))
-            for index in range(len(token_ids))
+            self(token_ids[index : index + 1], step.token(index)) for index in range(len(token_ids))
         ]
         return torch.cat(outputs)
 

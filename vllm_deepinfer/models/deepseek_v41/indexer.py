@@ -128,7 +128,8 @@ class Indexer(nn.Module):
             )  # fmt: skip
         elif self.plan.uses_candidates:
             scores = scores.masked_fill(~shared.candidates[part], float("-inf"))
-        return select_highest(scores, self.config.index_topk)
+        choose = select_highest if step.probe is None else step.probe.choose_rows
+        return choose(scores, self.config.index_topk)
 
     def _observed(self, rows: Tensor, step: Step) -> Tensor:
         if step.probe is None:

@@ -82,7 +82,7 @@ class StandaloneModel:
 
         ``alone`` computes every token by itself (batch-invariant mode).
         """
-        step = self._step(chunks, probe)
+        step = self.step(chunks, probe)
         token_ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids])
         forward = self.decoder.forward_token_by_token if alone else self.decoder
         return forward(token_ids, step)
@@ -93,7 +93,8 @@ class StandaloneModel:
     def _blocks_per_request(self) -> int:
         return -(-self.max_tokens // BLOCK_TOKENS)
 
-    def _step(self, chunks: list[Chunk], probe: Probe | None) -> Step:
+    def step(self, chunks: list[Chunk], probe: Probe | None = None) -> Step:
+        """Append the chunks to their requests and lay out the step that computes them."""
         positions, ngrams, starts = [], [], [0]
         for chunk in chunks:
             history = self.history[chunk.request]

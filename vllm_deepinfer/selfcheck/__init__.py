@@ -1,0 +1,1 @@
+"""Compare a checkpoint's outputs on this machine with recorded ones."""

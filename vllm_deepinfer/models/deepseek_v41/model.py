@@ -108,7 +108,7 @@ class DeepseekV41ForCausalLM(nn.Module):
 
 
 def tokenizer_folder(model: str, revision: str | None) -> Path:
-    """Folder of the checkpoint's own ``tokenizer.json``; downloaded unless ``model`` is a folder."""
+    """Folder of the checkpoint's own ``tokenizer.json``, downloaded if need be."""
     from transformers.utils import cached_file
 
     path = cached_file(model, TOKENIZER_NAME, revision=revision)

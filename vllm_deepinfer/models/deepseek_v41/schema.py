@@ -11,7 +11,8 @@ from math import prod
 
 import torch
 
-from vllm_deepinfer.models.deepseek_v41.config import FP8_GROUP, LayerPlan, V41Config
+from vllm_deepinfer.models.deepseek_v41.config import LayerPlan, V41Config
+from vllm_deepinfer.ops.formats import FP8_GROUP
 
 BF16, F32, FP8, UE8M0 = (
     torch.bfloat16,

@@ -12,11 +12,13 @@ is masked to be logical.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, reduce
+from typing import TypeVar
 
+import numpy as np
 import torch
 
-from vllm_deepinfer.ops.runner.extents import may_hold
+from vllm_deepinfer.ops.runner.extents import is_host, may_hold
 from vllm_deepinfer.ops.runner.layout import replace_inactive
 
 SAMPLE = "vllm.v1.worker.gpu.sample"
@@ -37,27 +39,52 @@ _MIX_FIRST, _MIX_SECOND, _MIX_ADD = (_signed(word) for word in (0xCC9E2D51, 0x1B
 _FINAL_FIRST, _FINAL_SECOND = _signed(0x85EBCA6B), _signed(0xC2B2AE35)
 
 
-def _shift_right(words: torch.Tensor, bits: int) -> torch.Tensor:
-    return (words >> bits).bitwise_and_((1 << (32 - bits)) - 1)
+# The hash steps are written with operators only, so that they take numpy arrays as well: on the
+# host numpy needs a third of torch's time for the few words of a seed and a position.
+_Words = TypeVar("_Words", torch.Tensor, np.ndarray)
 
 
-def _rotate_left(words: torch.Tensor, bits: int) -> torch.Tensor:
-    return (words << bits).bitwise_or_(_shift_right(words, 32 - bits))
+def _shift_right(words: _Words, bits: int) -> _Words:
+    shifted = words >> bits
+    shifted &= (1 << (32 - bits)) - 1
+    return shifted
 
 
-def _scramble(words: torch.Tensor) -> torch.Tensor:
+def _rotate_left(words: _Words, bits: int) -> _Words:
+    rotated = words << bits
+    rotated |= _shift_right(words, 32 - bits)
+    return rotated
+
+
+def _scramble(words: _Words) -> _Words:
     """The part of MurmurHash3's mixing step that depends on the mixed-in word alone."""
-    return _rotate_left(words * _MIX_FIRST, 15).mul_(_MIX_SECOND)
+    scrambled = _rotate_left(words * _MIX_FIRST, 15)
+    scrambled *= _MIX_SECOND
+    return scrambled
 
 
-def _mix(state: torch.Tensor, scrambled: torch.Tensor) -> torch.Tensor:
-    return _rotate_left(state ^ scrambled, 13).mul_(5).add_(_MIX_ADD)
+def _mix(state: _Words, scrambled: _Words) -> _Words:
+    mixed = _rotate_left(state ^ scrambled, 13)
+    mixed *= 5
+    mixed += _MIX_ADD
+    return mixed
 
 
 @lru_cache(maxsize=4)
 def _scrambled_token_ids(vocab_size: int, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):
         return _scramble(torch.arange(vocab_size, dtype=torch.int32, device=device))
+
+
+def _request_state(seeds: torch.Tensor, positions: torch.Tensor, domain: int) -> torch.Tensor:
+    """Hash state, int32 [num_rows], after seed and position (int64 [num_rows])."""
+    # The low 32 bits of an int64 survive the cast; arithmetic shift keeps the high ones.
+    words = torch.stack((seeds, seeds >> 32, positions)).to(torch.int32)
+    if not is_host(words):
+        first, *others = _scramble(words)
+        return reduce(_mix, others, _mix(torch.full_like(first, domain), first))
+    first, *others = _scramble(words.numpy())
+    return torch.from_numpy(reduce(_mix, others, _mix(np.full_like(first, domain), first)))
 
 
 def _hash_words(
@@ -67,13 +94,8 @@ def _hash_words(
 
     seeds, positions: int64 [num_rows].
     """
-    # The low 32 bits of an int64 survive the cast; arithmetic shift keeps the high ones.
-    words = torch.stack((seeds, seeds >> 32, positions)).to(torch.int32)
-    scrambled = _scramble(words)
-    state = torch.full_like(scrambled[0], _signed(domain))
-    for word in scrambled:
-        state = _mix(state, word)
-    hashed = _mix(state.unsqueeze(1), _scrambled_token_ids(vocab_size, seeds.device))
+    state = _request_state(seeds, positions, _signed(domain)).unsqueeze(1)
+    hashed = _mix(state, _scrambled_token_ids(vocab_size, seeds.device))
     hashed ^= 4 * _NUM_KEY_WORDS
     hashed ^= _shift_right(hashed, 16)
     hashed *= _FINAL_FIRST
@@ -170,7 +192,9 @@ def gumbel_sample(
         position = pos_ptr + DRAFT_POSITION_OFFSET if IS_DRAFTING else pos_ptr
         seeds = seeds_ptr.index_select(0, slot)
         noise = gumbel_noise(seeds, position, vocab_size, USE_FP64)
-        logits = logits + noise.masked_fill_(~is_random.unsqueeze(1), 0.0)
+        if may_hold(~is_random):
+            noise.masked_fill_(~is_random.unsqueeze(1), 0.0)
+        logits = noise.add_(logits)
     _blockwise_max(logits, BLOCK_SIZE, local_max_ptr, local_argmax_ptr)
 
 

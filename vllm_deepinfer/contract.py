@@ -19,6 +19,7 @@ from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
 
 _PLATFORM = "vllm.platforms.cpu"
 _CONFIG = "vllm.config.vllm"
+_MODEL_REGISTRY = "vllm.model_executor.models.registry"
 _RENDERERS = "vllm.renderers.deepseek_v4"
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _QUANTIZATION_BASE = f"{_QUANTIZATION}.base_config"
@@ -108,13 +109,11 @@ WORKER: tuple[Symbol, ...] = (
 )
 
 REGISTRATION: tuple[Symbol, ...] = (
-    calls(
-        "vllm.model_executor.models.registry",
-        "_ModelRegistry.register_model",
-        "self",
-        "model_arch",
-        "model_cls",
-    ),
+    has_fields(_MODEL_REGISTRY, "_ModelRegistry", "models"),
+    has_fields(_MODEL_REGISTRY, "_LazyRegisteredModel", "module_name", "class_name"),
+    overrides(_MODEL_REGISTRY, "_LazyRegisteredModel.inspect_model_cls", "self"),
+    calls(_MODEL_REGISTRY, "_LazyRegisteredModel.load_model_cls", "self"),
+    calls(_MODEL_REGISTRY, "_ModelInfo.from_model_cls", "model"),
     calls(_QUANTIZATION, "register_quantization_config", "quantization"),
     calls(_QUANTIZATION, "get_quantization_config", "quantization"),
     uses(_QUANTIZATION, "QUANTIZATION_METHODS"),

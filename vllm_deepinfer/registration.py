@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 ARCHITECTURE = "DeepseekV41ForCausalLM"
-MODEL_CLASS = "vllm_deepinfer.models.deepseek_v41.model:DeepseekV41ForCausalLM"
+MODEL_CLASS = ("vllm_deepinfer.models.deepseek_v41.model", "DeepseekV41ForCausalLM")
 # vLLM's name for the model's chat format, and the module and class that render it here.
 CHAT_FORMAT = "deepseek_v41"
 RENDERER_CLASS = ("vllm_deepinfer.renderer", "TextOnlyRenderer")
@@ -22,8 +22,10 @@ def register_all() -> None:
     from vllm_deepinfer import compat, quantization
 
     compat.check_at_start()
-    # Names, so that the classes are imported only where they are built.
-    ModelRegistry.register_model(ARCHITECTURE, MODEL_CLASS)
+    from vllm_deepinfer.model_entry import InProcessModel
+
     quantization.register()
-    # Its own register() warns that the format is taken, which is the point here.
+    # Names, so that the classes are imported only where they are used. The registries' own methods
+    # warn that vLLM has entries of these names, which is the point here.
+    ModelRegistry.models[ARCHITECTURE] = InProcessModel(*MODEL_CLASS)
     RENDERER_REGISTRY.renderers[CHAT_FORMAT] = RENDERER_CLASS

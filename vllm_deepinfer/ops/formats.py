@@ -48,16 +48,22 @@ _PACKED_PAIRS = _PAIRS.view(torch.float64).flatten()
 
 
 def power_of_two_at_least(x: Tensor) -> Tensor:
-    """Return ``2**ceil(log2(x))`` for normal positive float32 ``x``, exactly.
+    """Return ``2**ceil(log2(x))`` for normal positive float32 ``x``, exactly; NaN if not finite.
 
     Adding the largest mantissa carries into the exponent unless the mantissa was zero.
     """
     bits = x.view(torch.int32)
-    return ((bits + 0x007FFFFF) & 0x7F800000).view(torch.float32)
+    power = ((bits + 0x007FFFFF) & 0x7F800000).view(torch.float32)
+    return power + (x - x)  # adds zero, or NaN where x is infinite or NaN
+
+
+def exponent_byte(scale: Tensor) -> Tensor:
+    """UE8M0 bytes, uint8, of scales from ``power_of_two_at_least``; NaN keeps its code, 255."""
+    return (scale.view(torch.int32) >> 23).to(torch.uint8)
 
 
 def encode_ue8m0(scale: Tensor) -> Tensor:
-    """Encode float32 powers of two as UE8M0 bytes (``exponent + 127``), uint8.
+    """Encode float32 powers of two from anywhere as UE8M0 bytes (``exponent + 127``), uint8.
 
     Raises:
         ValueError: if a scale is not a power of two within 2**-127 .. 2**127; such a scale would

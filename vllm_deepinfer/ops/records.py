@@ -44,7 +44,7 @@ class Fp8Record(Record):
 
     def encode(self, rows: Tensor) -> Tensor:
         code, scale = formats.quantise_fp8(rows)
-        return torch.cat([code.view(torch.uint8), formats.encode_ue8m0(scale)], -1)
+        return torch.cat([code.view(torch.uint8), formats.exponent_byte(scale)], -1)
 
     def decode(self, records: Tensor) -> Tensor:
         values, scales = records.split([self.width, self.width // formats.FP8_GROUP], -1)
@@ -61,7 +61,7 @@ class Fp4Record(Record):
 
     def encode(self, rows: Tensor) -> Tensor:
         packed, scale = formats.quantise_fp4(rows)
-        return torch.cat([packed, formats.encode_ue8m0(scale)], -1)
+        return torch.cat([packed, formats.exponent_byte(scale)], -1)
 
     def decode(self, records: Tensor) -> Tensor:
         packed, scales = records.split([self.width // 2, self.width // formats.FP4_GROUP], -1)

@@ -78,10 +78,12 @@ def stream_mixes(
 
 def sinkhorn(comb: Tensor, eps: float, iterations: int) -> Tensor:
     """Alternate column and row normalisation of ``[T, S, S]`` in place, columns first and last."""
-    comb /= comb.sum(-2, keepdim=True).add_(eps)
+    # As a tensor: adding a Python number converts it anew each time, twice the cost of the sum.
+    small = torch.tensor(eps, dtype=comb.dtype, device=comb.device)
+    comb /= comb.sum(-2, keepdim=True).add_(small)
     for _ in range(iterations - 1):
-        comb /= comb.sum(-1, keepdim=True).add_(eps)
-        comb /= comb.sum(-2, keepdim=True).add_(eps)
+        comb /= comb.sum(-1, keepdim=True).add_(small)
+        comb /= comb.sum(-2, keepdim=True).add_(small)
     return comb
 
 

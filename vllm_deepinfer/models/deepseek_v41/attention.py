@@ -28,21 +28,24 @@ class Attention(nn.Module):
     """One layer's attention.
 
     Args:
-        caches: caches of every layer; a layer reads the compressed rows of its ``kv_source``.
+        caches: what the layer owns.
+        source: what the layer's ``kv_source`` owns, where it finds compressed rows; ``None`` for
+            layers with window attention only.
     """
 
     def __init__(
         self,
         config: V41Config,
         plan: LayerPlan,
-        caches: list[LayerCaches],
+        caches: LayerCaches,
+        source: LayerCaches | None,
         rope: Rope,
         numerics: Numerics,
     ) -> None:
         super().__init__()
         self.config, self.plan, self.rope, self.numerics = config, plan, rope, numerics
         hidden, heads, head_dim = config.hidden_size, config.num_attention_heads, config.head_dim
-        self.window = caches[plan.layer].window
+        self.window = caches.window
         self.wq_a = Fp8Linear(hidden, config.q_lora_rank, numerics)
         self.q_norm = RmsNorm(config.q_lora_rank, config.rms_norm_eps, numerics)
         self.wq_b = Fp8Linear(config.q_lora_rank, heads * head_dim, numerics)
@@ -54,10 +57,8 @@ class Attention(nn.Module):
         )
         self.wo_b = Fp8Linear(config.o_groups * config.o_lora_rank, hidden, numerics)
         if plan.owns_kv:
-            self.compressor = Compressor(config, plan, caches[plan.layer], rope, numerics)
-        if plan.ratio:
-            assert plan.kv_source is not None
-            source = caches[plan.kv_source]
+            self.compressor = Compressor(config, plan, caches, rope, numerics)
+        if source is not None:
             assert source.compressed is not None and source.index_key is not None
             self.compressed = source.compressed
             if plan.owns_index:
@@ -67,7 +68,9 @@ class Attention(nn.Module):
         """``[T, D]`` to ``[T, D]``."""
         activation = self.numerics.activation(x)
         query_latent = self.numerics.activation(self.q_norm(self.wq_a(activation)))
-        self._store_window(activation, step)
+        cos, sin = step.rotation(self.rope)
+        writes = step.write_rows(self.window)
+        self.window.store(writes.rows, self.window_values(activation, cos, sin)[writes.tokens])
         if self.plan.owns_kv:
             latents = self.compressor(x, step)
             self.indexer.store_keys(latents, step)
@@ -77,10 +80,10 @@ class Attention(nn.Module):
         heads = self._attend(self._query(query_latent, step), step, shared)
         return self.wo_b(self.numerics.activation(self.wo_a(heads)))
 
-    def _store_window(self, activation: Tensor, step: Step) -> None:
-        kv = self._rotate(self.kv_norm(self.wkv(activation)), step)
-        writes = step.write_rows(self.window)
-        self.window.store(writes.rows, kv[writes.tokens])
+    def window_values(self, activation: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Keys (and values) ``[T, head_dim]`` the window cache holds for ``[T, D]`` inputs."""
+        kv = self.kv_norm(self.wkv(activation))
+        return self.numerics.store(rotate_pairs(kv, cos, sin, self.config.qk_rope_head_dim))
 
     def _query(self, query_latent: Tensor, step: Step) -> Tensor:
         query = self.wq_b(query_latent).unflatten(-1, (-1, self.config.head_dim))

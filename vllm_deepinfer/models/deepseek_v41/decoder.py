@@ -15,13 +15,38 @@ from vllm_deepinfer.models.deepseek_v41.hyper_connections import (
     layer_mixes,
 )
 from vllm_deepinfer.models.deepseek_v41.indexer import Selection
-from vllm_deepinfer.models.deepseek_v41.moe import MixtureOfExperts
+from vllm_deepinfer.models.deepseek_v41.moe import ExpertCounts, MixtureOfExperts
 from vllm_deepinfer.models.deepseek_v41.probe import Quantity
 from vllm_deepinfer.models.deepseek_v41.step import Step
 from vllm_deepinfer.models.deepseek_v41.stored_weights import PlainLinear, RmsNorm, parameter
 from vllm_deepinfer.ops.numerics import Numerics
 from vllm_deepinfer.ops.reference import expand_streams, mix_streams
 from vllm_deepinfer.ops.rope import Rope, rope_frequencies, yarn_frequencies
+
+
+def window_rope(config: V41Config) -> Rope:
+    """Rotation of layers with window attention only."""
+    return Rope(rope_frequencies(config.qk_rope_head_dim, config.rope_theta))
+
+
+def compressed_rope(config: V41Config) -> Rope:
+    """Rotation of layers with compressed rows, their windows included."""
+    scaling = config.rope_scaling
+    return Rope(
+        yarn_frequencies(
+            config.qk_rope_head_dim,
+            config.compress_rope_theta,
+            scaling.factor,
+            scaling.beta_fast,
+            scaling.beta_slow,
+            scaling.original_max_position_embeddings,
+        )
+    )
+
+
+def expand(embedded: Tensor, streams: int, dtype: torch.dtype) -> Tensor:
+    """Equal streams ``[T, S, D]`` from embeddings ``[T, D]``."""
+    return embedded.to(dtype).unsqueeze(1).expand(-1, streams, -1).contiguous()
 
 
 class TokenEmbedding(nn.Module):
@@ -38,9 +63,11 @@ class DecoderLayer(nn.Module):
         self,
         config: V41Config,
         plan: LayerPlan,
-        caches: list[LayerCaches],
+        caches: LayerCaches,
+        source: LayerCaches | None,
         rope: Rope,
         numerics: Numerics,
+        experts: ExpertCounts,
     ) -> None:
         super().__init__()
         self.config, self.plan, self.numerics = config, plan, numerics
@@ -49,11 +76,9 @@ class DecoderLayer(nn.Module):
             rows = config.engram_num_embeddings[config.engram_layer_ids.index(plan.layer)]
             self.engram = Engram(config, plan.layer, rows, numerics)
         self.attn_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, numerics)
-        self.attn = Attention(config, plan, caches, rope, numerics)
+        self.attn = Attention(config, plan, caches, source, rope, numerics)
         self.ffn_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, numerics)
-        self.ffn = MixtureOfExperts(
-            config, plan.layer, config.n_routed_experts, config.num_experts_per_tok, numerics
-        )
+        self.ffn = MixtureOfExperts(config, plan.layer, experts, numerics)
 
     def forward(
         self, streams: Tensor, pre: Tensor, step: Step, shared: Selection
@@ -84,21 +109,19 @@ class Decoder(nn.Module):
         super().__init__()
         self.config, self.numerics = config, numerics
         self.caches = [layer_caches(config, plan, numerics) for plan in config.layers]
-        plain = Rope(rope_frequencies(config.qk_rope_head_dim, config.rope_theta))
-        scaling = config.rope_scaling
-        compressed = Rope(
-            yarn_frequencies(
-                config.qk_rope_head_dim,
-                config.compress_rope_theta,
-                scaling.factor,
-                scaling.beta_fast,
-                scaling.beta_slow,
-                scaling.original_max_position_embeddings,
-            )
-        )
+        plain, compressed = window_rope(config), compressed_rope(config)
+        experts = ExpertCounts(config.n_routed_experts, config.num_experts_per_tok)
         self.embed = TokenEmbedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, plan, self.caches, compressed if plan.ratio else plain, numerics)
+            DecoderLayer(
+                config,
+                plan,
+                self.caches[plan.layer],
+                None if plan.kv_source is None else self.caches[plan.kv_source],
+                compressed if plan.ratio else plain,
+                numerics,
+                experts,
+            )
             for plan in config.layers
         )
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, numerics)
@@ -109,8 +132,7 @@ class Decoder(nn.Module):
 
     def forward(self, token_ids: Tensor, step: Step) -> Tensor:
         """Final normalised hidden states ``[T, D]`` of token ids ``[T]``."""
-        streams = self.embed(token_ids).to(self.numerics.dtype)
-        streams = streams.unsqueeze(1).expand(-1, self.config.hc_mult, -1).contiguous()
+        streams = expand(self.embed(token_ids), self.config.hc_mult, self.numerics.dtype)
         pre = first_pre_mix(len(token_ids), self.config.hc_mult, token_ids.device)
         shared = Selection()
         for layer in self.layers:

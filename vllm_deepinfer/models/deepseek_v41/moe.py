@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -17,16 +19,24 @@ from vllm_deepinfer.ops.numerics import Numerics
 from vllm_deepinfer.ops.reference import clamped_swiglu, expert_weights, route
 
 
+@dataclass(frozen=True)
+class ExpertCounts:
+    """Routed experts of a layer, and how many each token goes to."""
+
+    total: int
+    per_token: int
+
+
 class Router(PlainLinear):
     """Scores experts; ``bias`` steers the choice but not the weights."""
 
-    def __init__(self, config: V41Config, experts: int, count: int) -> None:
-        super().__init__(config.hidden_size, experts)
-        self.config, self.count = config, count
-        self.bias = parameter(experts, dtype=torch.float32)
+    def __init__(self, config: V41Config, experts: ExpertCounts) -> None:
+        super().__init__(config.hidden_size, experts.total)
+        self.config, self.count = config, experts.per_token
+        self.bias = parameter(experts.total, dtype=torch.float32)
         if config.vision.num_hidden_layers:
             # Chooses experts for image tokens; stored, but text never uses it.
-            self.bias_vl = parameter(experts, dtype=torch.float32)
+            self.bias_vl = parameter(experts.total, dtype=torch.float32)
 
     def choose(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor]:
         """Expert numbers ``[T, k]`` and their weights for ``[T, D]`` tokens."""
@@ -78,12 +88,12 @@ class SharedExpert(nn.Module):
 
 class MixtureOfExperts(nn.Module):
     def __init__(
-        self, config: V41Config, layer: int, experts: int, count: int, numerics: Numerics
+        self, config: V41Config, layer: int, experts: ExpertCounts, numerics: Numerics
     ) -> None:
         super().__init__()
         self.layer, self.numerics = layer, numerics
-        self.gate = Router(config, experts, count)
-        self.experts = Experts(config, experts, numerics)
+        self.gate = Router(config, experts)
+        self.experts = Experts(config, experts.total, numerics)
         self.shared_experts = SharedExpert(config, numerics)
 
     def forward(self, x: Tensor, probe: Probe | None = None) -> Tensor:

@@ -130,26 +130,40 @@ class Decoder(nn.Module):
     def all_caches(self) -> list[Cache]:
         return [cache for owned in self.caches for cache in owned.all()]
 
-    def forward(self, token_ids: Tensor, step: Step) -> Tensor:
-        """Final normalised hidden states ``[T, D]`` of token ids ``[T]``."""
+    def forward(
+        self, token_ids: Tensor, step: Step, taps: dict[int, Tensor] | None = None
+    ) -> Tensor:
+        """Final normalised hidden states ``[T, D]`` of token ids ``[T]``.
+
+        ``taps`` receives, for each of its layers, the mean over streams ``[T, D]`` at its entry.
+        """
         streams = expand(self.embed(token_ids), self.config.hc_mult, self.numerics.dtype)
         pre = first_pre_mix(len(token_ids), self.config.hc_mult, token_ids.device)
         shared = Selection()
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
+            if taps is not None and number in taps:
+                taps[number] = self.numerics.store(streams.to(torch.float32).mean(1))
             streams, pre = layer(streams, pre, step, shared)
         if step.probe is not None:
             step.probe.note(Quantity.STREAMS, len(self.layers), streams)
         return self.norm(mix_streams(streams, pre, self.numerics))
 
-    def forward_token_by_token(self, token_ids: Tensor, step: Step) -> Tensor:
+    def forward_token_by_token(
+        self, token_ids: Tensor, step: Step, taps: dict[int, Tensor] | None = None
+    ) -> Tensor:
         """``forward`` with every token computed alone.
 
         Each token then sees the same shapes in the same order whatever it is batched or chunked
         with, which makes its bits independent of both.
         """
-        outputs = [
-            self(token_ids[index : index + 1], step.token(index)) for index in range(len(token_ids))
-        ]
+        outputs, parts = [], []
+        for index in range(len(token_ids)):
+            part = None if taps is None else dict(taps)
+            outputs.append(self(token_ids[index : index + 1], step.token(index), part))
+            parts.append(part)
+        if taps is not None:
+            for layer in taps:
+                taps[layer] = torch.cat([part[layer] for part in parts])
         return torch.cat(outputs)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -65,6 +65,8 @@ class Step:
         ngram_token_ids: int64 ``[T, n]``, each token and the ones before it, newest first, -1
             before the start of the request.
         paging: by cache name.
+        is_draft_block: every token sees its whole block and the window before it, not only what
+            precedes it.
     """
 
     positions: Tensor
@@ -73,6 +75,7 @@ class Step:
     ngram_token_ids: Tensor
     paging: Mapping[str, Paging]
     probe: Probe | None = None
+    is_draft_block: bool = False
     _memo: dict = field(default_factory=dict, repr=False)
 
     @property
@@ -140,11 +143,16 @@ class Step:
 
     def window_rows(self, cache: Cache, window_tokens: int) -> Tensor:
         """Cache rows ``[T, W]`` of each token's window, oldest first; -1 before the start."""
+        newest = self.positions
+        if self.is_draft_block:
+            block_tokens = self.query_starts[1]
+            window_tokens += block_tokens
+            newest = self.newest_position
         width = min(window_tokens, self.max_context_tokens)
 
         def compute() -> Tensor:
-            back = torch.arange(1 - width, 1, device=self.positions.device)
-            return self.locate(cache, (self.positions.unsqueeze(1) + back).clamp_min_(-1))
+            back = torch.arange(1 - width, 1, device=newest.device)
+            return self.locate(cache, (newest.unsqueeze(1) + back).clamp_min_(-1))
 
         return self._remember(("window", self._table_key(cache), width), compute)
 

@@ -127,6 +127,11 @@ class Decoder(nn.Module):
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, numerics)
         self.head = PlainLinear(config.hidden_size, config.vocab_size)
 
+    @property
+    def embed_tokens(self) -> TokenEmbedding:
+        """The embedding, under the name vLLM's speculators look for."""
+        return self.embed
+
     def all_caches(self) -> list[Cache]:
         return [cache for owned in self.caches for cache in owned.all()]
 

@@ -114,6 +114,10 @@ class Draft(nn.Module):
         return mix_streams(streams, pre, self.numerics)
 
     @property
+    def confidence_head(self) -> ConfidenceHead:
+        return self.last.confidence_head
+
+    @property
     def last(self) -> DraftStage:
         return self.mtp[-1]
 

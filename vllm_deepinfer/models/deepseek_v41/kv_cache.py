@@ -51,6 +51,16 @@ class CacheMetadata:
         return Paging(self.common.block_table_tensor, slots, self.block_tokens)
 
 
+def step_paging(
+    metadata: dict[str, CacheMetadata], names: list[str]
+) -> tuple[dict[str, Paging], list[int], list[int]]:
+    """Paging of the named caches, and the step's token offsets and context lengths per request."""
+    common = metadata[names[0]].common
+    starts = common.query_start_loc_cpu.tolist()
+    context_tokens = common.seq_lens[: len(starts) - 1].tolist()
+    return {name: metadata[name].paging(starts[-1]) for name in names}, starts, context_tokens
+
+
 class CacheMetadataBuilder(AttentionMetadataBuilder[CacheMetadata]):
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
 

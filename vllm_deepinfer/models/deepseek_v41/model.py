@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from vllm.forward_context import get_forward_context
+from vllm.model_executor.models.interfaces import SupportsEagle3
 
 from vllm_deepinfer.config import DeepInferConfig
 from vllm_deepinfer.models.deepseek_v41.config import ConfigError, V41Config
 from vllm_deepinfer.models.deepseek_v41.decoder import Decoder
-from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, CacheMetadata
+from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, CacheMetadata, step_paging
 from vllm_deepinfer.models.deepseek_v41.prepare import (
     TOKENIZER_NAME,
     keep_working_copies,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.model_states.interface import ModelState
 
 
-class DeepseekV41ForCausalLM(nn.Module):
+class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
     """Text model. Its input beyond vLLM's own is ``ngram_token_ids`` (``V41ModelState``)."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -43,11 +44,13 @@ class DeepseekV41ForCausalLM(nn.Module):
         self.weight_cache_gib = options.weight_cache_gib
         self.batch_invariant = options.batch_invariant
         numerics = Numerics(model_config.dtype, options.quantization == "stored")
-        self.decoder = Decoder(self.config, numerics)
+        self.model = Decoder(self.config, numerics)
         window = self.config.sliding_window
         self.cache_layers = nn.ModuleList(
-            CacheLayer(cache, window, vllm_config) for cache in self.decoder.all_caches()
+            CacheLayer(cache, window, vllm_config) for cache in self.model.all_caches()
         )
+        self._cache_names = [cache.name for cache in self.model.all_caches()]
+        self.tap_layers: tuple[int, ...] = ()
         self.probe: Probe | None = None
 
     @staticmethod
@@ -57,14 +60,26 @@ class DeepseekV41ForCausalLM(nn.Module):
         return V41ModelState
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
-        return self.decoder.embed(input_ids)
+        return self.model.embed(input_ids)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Fill the decoder from a checkpoint's tensors and make it ready to run."""
-        loaded = load_weights(self.decoder, weights, self.config, "target")
-        set_engram_constants(self.decoder, load_engram_constants(self.config, self.model_folder))
-        keep_working_copies(self.decoder, self.weight_cache_gib)
-        return {f"decoder.{name}" for name in loaded}
+        loaded = load_weights(self.model, weights, self.config, "target")
+        set_engram_constants(self.model, load_engram_constants(self.config, self.model_folder))
+        keep_working_copies(self.model, self.weight_cache_gib)
+        return {f"model.{name}" for name in loaded}
+
+    def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+        """Return taps of these layers with every forward pass, for the draft stages."""
+        self.tap_layers = tuple(layers)
+
+    def get_eagle3_default_aux_hidden_state_layers(self) -> tuple[int, ...]:
+        return self.config.dspark_target_layer_ids
+
+    @property
+    def lm_head(self) -> nn.Module:
+        """The output head, under the name vLLM's speculators look for."""
+        return self.model.head
 
     def forward(
         self,
@@ -73,36 +88,43 @@ class DeepseekV41ForCausalLM(nn.Module):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: Tensor | None = None,
         ngram_token_ids: Tensor | None = None,
-    ) -> Tensor:
-        """Final hidden states ``[T, D]``; rows that pad the batch are zero."""
+    ) -> Tensor | tuple[Tensor, list[Tensor]]:
+        """Final hidden states ``[T, D]``, and taps ``[T, D]`` once layers were set for them.
+
+        Rows that pad the batch are zero.
+        """
         metadata = get_forward_context().attn_metadata
         hidden = torch.zeros(
-            len(positions), self.config.hidden_size, dtype=self.decoder.numerics.dtype
+            len(positions), self.config.hidden_size, dtype=self.model.numerics.dtype
         ).to(positions.device)
         if not metadata or ngram_token_ids is None:
-            return hidden  # a dry run before there are caches
+            # A dry run before there are caches.
+            return (hidden, [hidden] * len(self.tap_layers)) if self.tap_layers else hidden
         step = self._step(metadata, positions, ngram_token_ids)
-        run = self.decoder.forward_token_by_token if self.batch_invariant else self.decoder
-        hidden[: step.num_tokens] = run(input_ids[: step.num_tokens], step)
-        return hidden
+        run = self.model.forward_token_by_token if self.batch_invariant else self.model
+        taps = dict.fromkeys(self.tap_layers, hidden)
+        hidden[: step.num_tokens] = run(input_ids[: step.num_tokens], step, taps)
+        if not taps:
+            return hidden
+        padding = (0, 0, 0, len(positions) - step.num_tokens)
+        return hidden, [nn.functional.pad(tap, padding) for tap in taps.values()]
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Float32 logits ``[n, V]``."""
         if self.batch_invariant:
-            return self.decoder.logits_row_by_row(hidden_states)
-        return self.decoder.logits(hidden_states)
+            return self.model.logits_row_by_row(hidden_states)
+        return self.model.logits(hidden_states)
 
     def _step(
         self, metadata: dict[str, CacheMetadata], positions: Tensor, ngram_token_ids: Tensor
     ) -> Step:
-        common = next(iter(metadata.values())).common
-        starts = common.query_start_loc_cpu.tolist()
+        paging, starts, context_tokens = step_paging(metadata, self._cache_names)
         return Step(
             positions=positions[: starts[-1]].long(),
             query_starts=starts,
-            context_tokens=common.seq_lens[: len(starts) - 1].tolist(),
+            context_tokens=context_tokens,
             ngram_token_ids=ngram_token_ids,
-            paging={name: entry.paging(starts[-1]) for name, entry in metadata.items()},
+            paging=paging,
             probe=self.probe,
         )
 

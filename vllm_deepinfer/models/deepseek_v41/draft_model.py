@@ -1,0 +1,135 @@
+"""DSpark for vLLM: the draft stages behind the hooks of vLLM's DSpark speculator.
+
+The speculator lends the target's embedding and output head, feeds the target's taps, and samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from vllm.forward_context import get_forward_context
+
+from vllm_deepinfer.config import DeepInferConfig
+from vllm_deepinfer.models.deepseek_v41.config import ConfigError, V41Config
+from vllm_deepinfer.models.deepseek_v41.draft import Draft
+from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, step_paging
+from vllm_deepinfer.models.deepseek_v41.prepare import keep_working_copies
+from vllm_deepinfer.models.deepseek_v41.step import Step
+from vllm_deepinfer.models.deepseek_v41.weights import load_weights
+from vllm_deepinfer.ops.numerics import Numerics
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class DSparkV41DraftModel(nn.Module):
+    """Draft stages ``mtp.*`` of the target's own checkpoint."""
+
+    # Read by the speculator: share the target's embedding and head, and its vocabulary.
+    has_own_embed_tokens = False
+    has_own_lm_head = False
+    draft_id_to_target_id = None
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        speculative = vllm_config.speculative_config
+        draft_config = speculative.draft_model_config
+        options = DeepInferConfig.from_vllm(vllm_config)
+        self.config = V41Config.from_hf(draft_config.hf_config)
+        check_draft_length(speculative.num_speculative_tokens, self.config)
+        self.weight_cache_gib = options.weight_cache_gib
+        numerics = Numerics(draft_config.dtype, options.quantization == "stored")
+        self.model = Draft(self.config, numerics)
+        window = self.config.sliding_window
+        self.cache_layers = nn.ModuleList(
+            CacheLayer(cache, window, vllm_config) for cache in self.model.all_caches()
+        )
+
+    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+        return self.model.embed_tokens(input_ids)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """Fill the stages from the checkpoint's ``mtp.*`` tensors."""
+        loaded = load_weights(self.model, weights, self.config, "draft")
+        keep_working_copies(self.model, self.weight_cache_gib)
+        return {f"model.{name}" for name in loaded}
+
+    # -- context, written while the target's step is at hand ---------------------------------------
+
+    def combine_hidden_states(self, taps: Tensor) -> Tensor:
+        """Context features ``[T, D]`` of concatenated taps ``[T, taps * D]``."""
+        return self.model.context(taps)
+
+    def get_draft_kv_cache_layer_names(self) -> list[str]:
+        return [cache.name for cache in self.model.all_caches()]
+
+    def precompute_and_store_context_kv(
+        self,
+        context: Tensor,
+        positions: Tensor,
+        slots: list[Tensor] | None = None,
+    ) -> None:
+        """Store every stage's window rows; without ``slots`` (a dry run) nothing is stored."""
+        if slots is not None:
+            self.model.store_context(context, positions, slots)
+
+    # -- the block --------------------------------------------------------------------------------
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, inputs_embeds: Tensor | None = None
+    ) -> Tensor:
+        """Head inputs ``[T, D]`` of the blocks; rows that pad the batch are zero."""
+        hidden = torch.zeros(
+            len(positions), self.config.hidden_size, dtype=self.model.numerics.dtype
+        ).to(positions.device)
+        metadata = get_forward_context().attn_metadata
+        if not metadata:
+            return hidden  # a dry run before there are caches
+        paging, starts, context_tokens = step_paging(
+            metadata, self.get_draft_kv_cache_layer_names()
+        )
+        count = starts[-1]
+        step = Step(
+            positions=positions[:count].long(),
+            query_starts=starts,
+            context_tokens=context_tokens,
+            ngram_token_ids=positions.new_empty(count, 0),
+            paging=paging,
+            is_draft_block=True,
+        )
+        hidden[:count] = self.model(self.model.embed_tokens(input_ids[:count]), step)
+        return hidden
+
+    # -- sequential heads -------------------------------------------------------------------------
+
+    def compute_logits(self, head_input: Tensor) -> Tensor:
+        """Base logits, float32 ``[n, V]``."""
+        return self.lm_head(self.model.normalised(head_input))
+
+    def compute_draft_logits(self, head_input: Tensor) -> Tensor:
+        return self.compute_logits(head_input)
+
+    def map_draft_to_target(self, draft_ids: Tensor) -> Tensor:
+        return draft_ids
+
+    def markov_embed(self, token_ids: Tensor) -> Tensor:
+        return self.model.markov_embed(token_ids)
+
+    def markov_bias(self, markov: Tensor) -> Tensor:
+        return self.model.markov_bias(markov)
+
+    def compute_confidence(self, head_input: Tensor, markov: Tensor) -> Tensor:
+        """Probability ``[n]`` that each draft survives, before calibration."""
+        return torch.sigmoid(self.model.confidence_logits(head_input, markov))
+
+
+def check_draft_length(num_drafts: int, config: V41Config) -> None:
+    """Refuse more drafts than the block the stages were trained on."""
+    if not 1 <= num_drafts <= config.dspark_block_size:
+        raise ConfigError(
+            f"num_speculative_tokens is {num_drafts}; this checkpoint drafts blocks of "
+            f"{config.dspark_block_size}, so 1 to {config.dspark_block_size} are allowed."
+        )

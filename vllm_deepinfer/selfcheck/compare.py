@@ -13,6 +13,8 @@ from torch import Tensor
 
 from vllm_deepinfer.models.deepseek_v41.probe import Probe, Quantity
 from vllm_deepinfer.models.deepseek_v41.standalone import Chunk, StandaloneModel
+from vllm_deepinfer.models.deepseek_v41.standalone_draft import DraftBlock
+from vllm_deepinfer.selfcheck.draft_block import propose_recorded, recorded_tensors
 from vllm_deepinfer.selfcheck.golden import MODES, Bounds, Golden
 
 _STREAM_NORMS = re.compile(r"stream_l2_at_layer_entry_pos(\d+)")
@@ -56,6 +58,9 @@ def check(folder: Path, golden: Golden) -> Iterator[Report]:
         probe = Probe(torch_ties=True)
         logits = model.logits(model.compute([Chunk(0, golden.prompt)], probe))
         findings = list(compare(logits, probe, recorded, golden.content, mode.bounds))
+        if "dspark" in recorded:
+            block = propose_recorded(folder, model, golden.prompt, golden.draft_context(name))
+            findings += compare_drafts(block, recorded["dspark"], mode.bounds)
         yield Report(name, findings, probe.num_ties)
 
 
@@ -84,6 +89,19 @@ def compare(
         if match := _STREAM_NORMS.fullmatch(key):
             errors = _norm_errors(probe, norms, int(match[1]))
             yield Finding("stream norms, worst relative error", max(errors), bounds.stream_norm)
+
+
+def compare_drafts(
+    block: DraftBlock, recorded: dict[str, Any], bounds: Bounds
+) -> Iterator[Finding]:
+    """One finding per recorded quantity of the draft block."""
+    ids, wanted, confidences = recorded_tensors(recorded)
+    same = sum(a == b for a, b in zip(block.drafts, recorded["drafts_greedy"], strict=True))
+    yield Finding("greedy drafts, agreement", same / len(ids), bounds.draft_agreement, True)
+    error = _relative(block.logits.gather(1, ids), wanted)
+    yield Finding("draft logits, relative L2", error, bounds.logits)
+    worst = (block.confidences - confidences).abs().max().item()
+    yield Finding("confidence logits, worst error", worst, bounds.confidence)
 
 
 def _norm_errors(probe: Probe, norms: list[float], position: int) -> list[float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ class Bounds:
     argmax_agreement: float
     expert_agreement: float
     index_agreement: float
+    draft_agreement: float
+    confidence: float
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,11 @@ class Mode:
 
 MODES = {
     "structural_fp32_no_quantisers": Mode(
-        Numerics(torch.float32, quantised=False), Bounds(5e-6, 5e-6, 5e-6, 1.0, 1.0, 1.0)
+        Numerics(torch.float32, quantised=False), Bounds(5e-6, 5e-6, 5e-6, 1.0, 1.0, 1.0, 1.0, 1e-4)
     ),
     "reference_bf16_quantised": Mode(
-        Numerics(torch.bfloat16, quantised=True), Bounds(0.15, 0.05, 0.05, 0.72, 0.85, 0.80)
+        Numerics(torch.bfloat16, quantised=True),
+        Bounds(0.15, 0.05, 0.05, 0.72, 0.85, 0.80, 0.72, 1.0),
     ),
 }
 
@@ -96,6 +100,21 @@ class Golden:
     @property
     def modes(self) -> dict[str, dict[str, Any]]:
         return self.content["modes"]
+
+    def draft_context(self, mode: str) -> dict[str, Any]:
+        """Tokens computed before the draft block of a mode, and the bonus token after them.
+
+        Raises:
+            GoldenError: the recording describes its context in other words than this version knows.
+        """
+        recorded = self.modes[mode]["dspark"]
+        match = _DRAFT_CONTEXT.match(recorded["context"])
+        if match is None:
+            raise GoldenError(f"draft context {recorded['context']!r} is not understood.")
+        return {"context_tokens": int(match[1]) + 1, "bonus": recorded["bonus"]}
+
+
+_DRAFT_CONTEXT = re.compile(r"prompt\[:(\d+)\] prefilled, token \1 decoded")
 
 
 def hash_tensors(folder: Path) -> str:

@@ -4,11 +4,17 @@
 from __future__ import annotations
 
 from vllm.triton_utils import tl, triton
-from vllm.v1.worker.gpu.sample.gumbel import murmur3_uniform32, murmur3_uniform64
+from vllm.v1.worker.gpu.sample.gumbel import (
+    _log1p_neg_stable,
+    murmur3_uniform32,
+    murmur3_uniform64,
+)
 
 
 @triton.jit
-def uniform_kernel(out32_ptr, out64_ptr, seeds_ptr, pos_ptr, vocab_size, BLOCK: tl.constexpr):
+def uniform_kernel(
+    out32_ptr, out64_ptr, log1p_ptr, seeds_ptr, pos_ptr, vocab_size, BLOCK: tl.constexpr
+):
     row = tl.program_id(0)
     seed = tl.load(seeds_ptr + row)
     pos = tl.load(pos_ptr + row)
@@ -16,5 +22,7 @@ def uniform_kernel(out32_ptr, out64_ptr, seeds_ptr, pos_ptr, vocab_size, BLOCK: 
         token = start + tl.arange(0, BLOCK)
         place = row * vocab_size + token
         mask = token < vocab_size
-        tl.store(out32_ptr + place, murmur3_uniform32(seed, pos, token), mask=mask)
+        uniform = murmur3_uniform32(seed, pos, token)
+        tl.store(out32_ptr + place, uniform, mask=mask)
+        tl.store(log1p_ptr + place, _log1p_neg_stable(uniform), mask=mask)
         tl.store(out64_ptr + place, murmur3_uniform64(seed, pos, token), mask=mask)

@@ -99,6 +99,24 @@ def test_logits_are_kept_for_verification(oracle, num_rows, per_row_column, all_
     check(oracle, KERNEL, (num_rows, 2), arguments, close=CLOSE)
 
 
+def test_rows_without_a_request_keep_nothing(oracle):
+    """Not even in the slot and column that a row with a request writes to."""
+    batch = Batch(0, 0)
+    arguments = sample_arguments(batch, 5, 21, 16)
+    cache, source = batch.normal(batch.max_num_reqs, 2, 21), batch.normal(5, 21)
+    arguments.update(
+        expanded_idx_mapping_ptr=torch.tensor([-1, 0, -1, -1, 3]),
+        logits_cache_ptr=cache,
+        logits_cache_stride_0=cache.stride(0),
+        logits_cache_stride_1=cache.stride(1),
+        logits_cache_col_ptr=torch.tensor(1),
+        logits_cache_source_ptr=source,
+        logits_cache_source_stride=source.stride(0),
+    )
+    after = check(oracle, KERNEL, (5, 2), arguments, close=CLOSE)
+    assert torch.equal(after["logits_cache_ptr"][0, 1], source[1])
+
+
 def test_equal_logits_go_to_the_lowest_token(oracle):
     batch = Batch(0, 0)
     arguments = sample_arguments(batch, 3, 40, 16)
@@ -108,12 +126,13 @@ def test_equal_logits_go_to_the_lowest_token(oracle):
     assert after["local_argmax_ptr"].tolist() == [[0, 16, 32]] * 3
 
 
-def test_uniform_numbers_are_bit_equal(oracle):
+def test_uniform_numbers_are_bit_equal_and_noise_follows(oracle):
     positions = torch.tensor([0, 1, 99, 2**20, 2**30 + 5, 3, 4, 2**31 + 1, 2**40])
     num_rows, vocab_size = len(SEEDS), 301
     arguments = {
         "out32_ptr": torch.zeros(num_rows, vocab_size),
         "out64_ptr": torch.zeros(num_rows, vocab_size, dtype=torch.float64),
+        "log1p_ptr": torch.zeros(num_rows, vocab_size),
         "seeds_ptr": torch.tensor(SEEDS),
         "pos_ptr": positions,
         "vocab_size": vocab_size,
@@ -123,6 +142,13 @@ def test_uniform_numbers_are_bit_equal(oracle):
     seeds = torch.tensor(SEEDS)
     assert torch.equal(gumbel.uniform32(seeds, positions, vocab_size), after["out32_ptr"])
     assert torch.equal(gumbel.uniform64(seeds, positions, vocab_size), after["out64_ptr"])
+    noise = gumbel.gumbel_noise(seeds, positions, vocab_size, use_fp64=False)
+    expected = -torch.log(-after["log1p_ptr"])
+    torch.testing.assert_close(noise, expected, rtol=1e-6, atol=1e-6)
+    # By its other definition; the polynomial is off by up to 6e-7.
+    exact = -torch.log(-torch.log1p(-after["out32_ptr"].double()))
+    small = after["out32_ptr"] < 0.9
+    torch.testing.assert_close(noise[small].double(), exact[small], rtol=1e-5, atol=1e-5)
     assert after["out32_ptr"].unique().numel() > 0.99 * num_rows * vocab_size
 
 

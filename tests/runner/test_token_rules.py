@@ -38,11 +38,17 @@ def test_allowed_biased_and_stop_tokens(oracle, num_rows, vocab_size, share, res
     allowed, num_allowed = token_lists(batch, vocab_size, share)
     biased, num_biased = token_lists(batch, vocab_size, share)
     stops, num_stops = token_lists(batch, vocab_size, share)
-    # Requests of which nothing but stop tokens is left.
+    # Requests of which nothing but stop tokens is left, and which want them back.
     same = slice(0, batch.max_num_reqs, 2)
     stops[same], num_stops[same] = allowed[same], num_allowed[same]
+    wants_stops_back = batch.integers(0, 1, batch.max_num_reqs)
+    min_lens = batch.integers(5, 25, batch.max_num_reqs)
+    wants_stops_back[same], min_lens[same] = 1, 25
+    slot = batch.integers(0, batch.max_num_reqs - 1, num_rows, dtype=torch.int64)
     if num_rows:
-        logits[0, :4] = float("-inf")
+        # Neither of the two is brought back.
+        logits[0, :4], logits[-1, 4:] = float("-inf"), float("inf")
+        slot[0] = slot[-1] = 0
     bias = batch.normal(batch.max_num_reqs, NUM_ENTRIES)
     check(
         oracle,
@@ -52,9 +58,7 @@ def test_allowed_biased_and_stop_tokens(oracle, num_rows, vocab_size, share, res
             "logits_ptr": logits,
             "logits_stride": logits.stride(0),
             "vocab_size": vocab_size,
-            "expanded_idx_mapping_ptr": batch.integers(
-                0, batch.max_num_reqs - 1, num_rows, dtype=torch.int64
-            ),
+            "expanded_idx_mapping_ptr": slot,
             "num_allowed_token_ids_ptr": num_allowed,
             "allowed_token_ids_ptr": allowed,
             "allowed_token_ids_stride": allowed.stride(0),
@@ -64,9 +68,9 @@ def test_allowed_biased_and_stop_tokens(oracle, num_rows, vocab_size, share, res
             "bias_ptr": bias,
             "bias_stride": bias.stride(0),
             "pos_ptr": batch.integers(0, 20, num_rows, dtype=torch.int64),
-            "min_lens_ptr": batch.integers(5, 25, batch.max_num_reqs),
+            "min_lens_ptr": min_lens,
             "num_stop_token_ids_ptr": num_stops,
-            "restore_when_all_masked_ptr": batch.integers(0, 1, batch.max_num_reqs),
+            "restore_when_all_masked_ptr": wants_stops_back,
             "stop_token_ids_ptr": stops,
             "stop_token_ids_stride": stops.stride(0),
             "BLOCK_SIZE": NUM_ENTRIES,

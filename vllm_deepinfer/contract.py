@@ -18,6 +18,7 @@ from __future__ import annotations
 from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
 
 _PLATFORM = "vllm.platforms.cpu"
+_INTERFACE = "vllm.platforms.interface"
 _CONFIG = "vllm.config.vllm"
 _MODEL_REGISTRY = "vllm.model_executor.models.registry"
 _RENDERERS = "vllm.renderers.deepseek_v4"
@@ -31,6 +32,23 @@ PLATFORM: tuple[Symbol, ...] = (
     overrides(_PLATFORM, "CpuPlatform.check_and_update_config", "cls", "vllm_config"),
     overrides(_PLATFORM, "CpuPlatform.update_block_size_for_backend", "cls", "vllm_config"),
     overrides(_PLATFORM, "CpuPlatform.support_hybrid_kv_cache", "cls"),
+    overrides(_INTERFACE, "Platform.validate_request", "cls", "processed_inputs", "params"),
+    has_fields(
+        "vllm.sampling_params",
+        "SamplingParams",
+        "bad_words",
+        "allowed_token_ids",
+        "logit_bias",
+        "min_tokens",
+        "logprob_token_ids",
+    ),
+    uses("vllm.sampling_params", "SamplingParams.all_stop_token_ids"),
+    uses("vllm.sampling_params", "MAX_LOGPROB_TOKEN_IDS"),
+    uses("vllm.v1.worker.gpu.sample.logit_bias", "MAX_NUM_ALLOWED_TOKEN_IDS"),
+    uses("vllm.v1.worker.gpu.sample.logit_bias", "MAX_NUM_LOGIT_BIAS_TOKENS"),
+    uses("vllm.v1.worker.gpu.sample.logit_bias", "MAX_NUM_STOP_TOKEN_IDS"),
+    uses("vllm.envs", "VLLM_MAX_NUM_BAD_WORDS"),
+    uses("vllm.envs", "VLLM_MAX_BAD_WORDS_TOTAL_TOKENS"),
     overrides(_CONFIG, "VllmConfig.use_v2_model_runner", "self"),
     overrides(_CONFIG, "VllmConfig._validate_v2_model_runner", "self"),
     calls(_CONFIG, "VllmConfig._get_v2_model_runner_unsupported_features", "self"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.platforms.cpu import CpuPlatform
 
@@ -85,6 +85,9 @@ class _UserSettings:
 class DeepInferCpuPlatform(CpuPlatform):
     """vLLM on the CPU with chunked prefill, prefix caching and async scheduling for this model."""
 
+    # Requests come without their model's configuration; other models have other runners' limits.
+    _serves_our_model = False
+
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         """Sets vLLM up for the model. vLLM calls it for every configuration object: idempotent.
@@ -99,6 +102,7 @@ class DeepInferCpuPlatform(CpuPlatform):
             return
         from vllm_deepinfer.platforms import v2_config
         from vllm_deepinfer.platforms.refusals import refuse_unsupported
+        from vllm_deepinfer.platforms.request_limits import widen_bad_word_tables
 
         DeepInferConfig.from_vllm(vllm_config)
         refuse_unsupported(vllm_config)
@@ -109,11 +113,24 @@ class DeepInferCpuPlatform(CpuPlatform):
         settings.restore(vllm_config)
         v2_config.adopt(vllm_config)
         _run_eagerly(vllm_config)
+        widen_bad_word_tables()
+        cls._serves_our_model = True
         scheduler = vllm_config.scheduler_config
         if scheduler.scheduler_cls is None:
             scheduler.scheduler_cls = scheduler_class(bool(scheduler.async_scheduling))
         _choose_start_method()
         _announce(vllm_config)
+
+    @classmethod
+    def validate_request(cls, processed_inputs: Any, params: Any) -> None:
+        """Refuses what the model runner has no room for; see `request_limits`."""
+        from vllm.sampling_params import SamplingParams
+
+        from vllm_deepinfer.platforms.request_limits import check_request
+
+        super().validate_request(processed_inputs, params)
+        if cls._serves_our_model and isinstance(params, SamplingParams):
+            check_request(params)
 
     @classmethod
     def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:

@@ -1,0 +1,1 @@
+"""What the engine learns about its drafts: confidences and their calibration."""

@@ -64,6 +64,12 @@ class DeepInferConfig:
         "none and dequantises on every use.",
         minimum=0.0,
     )
+    confidence_calibration: str = option(
+        "",
+        "Path of a file made by `vllm-deepinfer calibrate`: its temperatures turn the confidence "
+        "logits of drafts into probabilities. It must have been fitted for this checkpoint and "
+        "for the number of drafts served. Empty: temperature 1 at every position.",
+    )
 
     def __post_init__(self) -> None:
         for spec in fields(self):

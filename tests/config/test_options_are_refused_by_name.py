@@ -36,6 +36,7 @@ def test_defaults_are_what_the_documentation_table_says():
         {"quantization": "off"},
         {"batch_invariant": True},
         {"weight_cache_gib": 0},
+        {"confidence_calibration": "calibration.json"},
         {"quantization": "stored", "batch_invariant": False, "weight_cache_gib": 2.5},
     ],
 )
@@ -59,6 +60,8 @@ def test_allowed_values_are_kept(options):
         ("weight_cache_gib", "1"),
         ("weight_cache_gib", float("nan")),
         ("weight_cache_gib", float("inf")),
+        ("confidence_calibration", None),
+        ("confidence_calibration", {"temperatures": [1.0]}),
     ],
 )
 def test_bad_value_names_option_value_and_choices(name, value):

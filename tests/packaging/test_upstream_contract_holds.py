@@ -40,6 +40,23 @@ def test_release_033_keeps_the_contract():
     assert check_source(CONTRACT, SOURCE_033, (0, 33)) == []
 
 
+def runner_kernels(version: tuple[int, int]) -> list:
+    """One line per Triton kernel that the runner's torch forms replace by name and parameters."""
+    from vllm_deepinfer.ops.runner import kernel_parameters, kernels_of
+
+    lines = []
+    for name in kernels_of(version):
+        module, attribute = name.rsplit(".", 1)
+        lines.append(kernel(module, attribute, *kernel_parameters(name, version)))
+    return lines
+
+
+@pytest.mark.parametrize("root", [None, SOURCE_033], ids=["installed", "0.33.0"])
+def test_replaced_kernels_keep_their_parameters(root):
+    version = (0, 32) if root is None else (0, 33)
+    assert check_source(runner_kernels(version), root or installed_root(), version) == []
+
+
 def test_start_check_agrees_on_loaded_modules():
     import vllm
     import vllm.engine.arg_utils  # noqa: F401  loads the configuration and the platform

@@ -1,8 +1,9 @@
 """Every Triton kernel of the V2 runner is accounted for, by name and parameters.
 
 Claim: each implemented kernel exists in the installed vLLM with exactly the parameters of its torch
-form, and each kernel vLLM launches below `vllm.v1.worker.gpu` is either implemented or refused with
-a reason. If this breaks, an upgrade moved, changed or added a kernel.
+form, and each kernel vLLM launches below `vllm.v1.worker.gpu`, in the installed release and in
+0.33.0, is either implemented or refused with a reason. If this breaks, an upgrade moved, changed or
+added a kernel. (The parameters in 0.33.0: tests/packaging/test_upstream_contract_holds.py.)
 """
 
 from __future__ import annotations
@@ -13,11 +14,21 @@ from pathlib import Path
 import pytest
 import vllm
 
-from vllm_deepinfer.ops.runner import KERNELS, REFUSED, kernel_parameters
+from vllm_deepinfer.compat import ContractError
+from vllm_deepinfer.ops.runner import (
+    KERNELS,
+    REFUSED,
+    VERSION,
+    kernel_parameters,
+    kernels_of,
+    refused_kernels,
+)
 from vllm_deepinfer.ops.runner.catalogue import PACKAGE
-from vllm_deepinfer.ops.runner.launch import find_kernels, refusal
+from vllm_deepinfer.ops.runner.launch import check_parameters, find_kernels, refusal
 
 ROOT = Path(vllm.__path__[0])
+SOURCE_033 = Path(__file__).parents[2] / ".cache" / "vllm-0.33.0-src" / "vllm"
+RELEASES = [(VERSION, ROOT), ((0, 33), SOURCE_033)]
 
 
 def module_tree(module: str) -> ast.Module:
@@ -25,11 +36,11 @@ def module_tree(module: str) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def launched_kernels() -> set[str]:
+def launched_kernels(root: Path) -> set[str]:
     """Names, found in the syntax tree, of jitted functions that are launched as name[grid](...)."""
     jitted, launched = set(), set()
-    for path in (ROOT / "v1" / "worker" / "gpu").rglob("*.py"):
-        module = ".".join(("vllm", *path.relative_to(ROOT).with_suffix("").parts))
+    for path in (root / "v1" / "worker" / "gpu").rglob("*.py"):
+        module = ".".join(("vllm", *path.relative_to(root).with_suffix("").parts))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef):
                 decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
@@ -51,19 +62,44 @@ def test_parameters_are_the_kernels(kernel):
     assert kernel_parameters(kernel) == tuple(argument.arg for argument in function.args.args)
 
 
-def test_every_kernel_is_implemented_or_refused():
-    implemented = {kernel for kernel in KERNELS if kernel.startswith(PACKAGE)}
-    assert implemented | set(REFUSED) == launched_kernels()
-    assert not implemented & set(REFUSED)
+@pytest.mark.parametrize(("version", "root"), RELEASES, ids=str)
+def test_every_kernel_is_implemented_or_refused(version, root):
+    assert root.is_dir(), "the source of vLLM 0.33.0 is missing: run `make upstream-source`"
+    implemented = {kernel for kernel in kernels_of(version) if kernel.startswith(PACKAGE)}
+    refused = set(refused_kernels(version))
+    assert implemented | refused == launched_kernels(root)
+    assert not implemented & refused
 
 
 def test_kernels_are_found_without_importing_triton():
-    assert set(find_kernels()) == launched_kernels()
+    assert set(find_kernels()) == launched_kernels(ROOT)
+
+
+def test_a_kernel_with_other_parameters_is_refused_at_registration():
+    kernel = "vllm.v1.worker.gpu.input_batch._post_update_kernel"
+    of_032, of_033 = kernel_parameters(kernel, (0, 32)), kernel_parameters(kernel, (0, 33))
+    check_parameters(kernel, of_032, of_032)
+    with pytest.raises(ContractError, match="_post_update_kernel.*draft_tokens_ptr"):
+        check_parameters(kernel, of_033, of_032)
+
+
+def test_a_later_form_takes_positions_and_keywords():
+    from vllm_deepinfer.ops.runner.forms import later_form, positional_names
+
+    def earlier(first, second, *, grid):
+        return first, second, grid
+
+    @later_form(earlier, renamed={"second": "other"}, inserted={"other": ("third",)})
+    def later(*, other, third, **arguments):
+        return earlier(second=other, **arguments), third
+
+    assert positional_names(later) == ("first", "other", "third")
+    assert later(1, 2, third=3, grid=4) == ((1, 2, 4), 3)
 
 
 @pytest.mark.parametrize("kernel", [*REFUSED, "vllm.v1.worker.gpu.later._new_kernel"])
 def test_a_refusal_names_the_kernel_and_what_to_change(kernel):
     with pytest.raises(NotImplementedError) as raised:
-        refusal(kernel)(1, option=2)
+        refusal(kernel, *([REFUSED[kernel]] if kernel in REFUSED else []))(1, option=2)
     assert kernel in str(raised.value)
     assert REFUSED.get(kernel, "newer") in str(raised.value)

@@ -2,7 +2,10 @@
 
     KERNELS    full kernel name -> implementation with the kernel's parameters
     REFUSED    full kernel name -> why there is none
-    register() put both in place; call it from Platform.register_triton_kernel_overrides
+    register() put both in place; call it before a model runner is made
+
+Both tables are those of the installed vLLM; `kernels_of` and `refused_kernels` have the ones of any
+supported version.
 
 An implementation takes the kernel's arguments under the kernel's names, tensors where the kernel
 takes pointers, and changes the output tensors in place. It may ask for the launch grid by one more,
@@ -14,45 +17,78 @@ an accelerator (`extents.py`), so nothing synchronises there unless a docstring 
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from functools import cache
 
+import vllm
+
+from vllm_deepinfer.compat import parse_version
 from vllm_deepinfer.ops.runner import (
     block_tables,
+    draft_statistics,
+    drafting,
     gumbel,
     inputs,
     logprobs,
     penalties,
     prompt_embeds,
+    rejection,
+    resampling,
     sampling,
     thinking_budget,
     token_rules,
     updates,
 )
-from vllm_deepinfer.ops.runner.catalogue import REFUSED
+from vllm_deepinfer.ops.runner.catalogue import refused_kernels
+from vllm_deepinfer.ops.runner.forms import Form, positional_names
 
-__all__ = ["KERNELS", "REFUSED", "kernel_parameters", "register"]
+__all__ = [
+    "KERNELS",
+    "REFUSED",
+    "VERSION",
+    "kernel_parameters",
+    "kernels_of",
+    "refused_kernels",
+    "register",
+]
 
-KERNELS: dict[str, Callable[..., None]] = {
-    **inputs.KERNELS,
-    **updates.KERNELS,
-    **block_tables.KERNELS,
-    **sampling.KERNELS,
-    **gumbel.KERNELS,
-    **penalties.KERNELS,
-    **token_rules.KERNELS,
-    **logprobs.KERNELS,
-    **thinking_budget.KERNELS,
-    **prompt_embeds.KERNELS,
-}
+_MODULES = (
+    inputs,
+    updates,
+    block_tables,
+    sampling,
+    gumbel,
+    penalties,
+    token_rules,
+    logprobs,
+    thinking_budget,
+    prompt_embeds,
+    drafting,
+    draft_statistics,
+    rejection,
+    resampling,
+)
+
+
+@cache
+def kernels_of(version: tuple[int, int]) -> dict[str, Form]:
+    """Full kernel name -> implementation, for vLLM `version` (major, minor). A version newer than
+    those this package knows gets the newest forms; `register` then checks their parameters."""
+    tables = [module.KERNELS for module in _MODULES]
+    if version >= (0, 33):
+        tables += [getattr(module, "KERNELS_SINCE_0_33", {}) for module in _MODULES]
+    return {name: form for table in tables for name, form in table.items()}
+
+
+VERSION = parse_version(vllm.__version__)
+KERNELS = kernels_of(VERSION)
+REFUSED = refused_kernels(VERSION)
 
 _registered = False
 
 
-def kernel_parameters(name: str) -> tuple[str, ...]:
-    """The parameters the kernel `name` must have upstream, in order."""
-    parameters = inspect.signature(KERNELS[name]).parameters.values()
-    return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+def kernel_parameters(name: str, version: tuple[int, int] = VERSION) -> tuple[str, ...]:
+    """The parameters the kernel `name` must have in vLLM `version`, in order."""
+    return positional_names(kernels_of(version)[name])
 
 
 def register() -> None:
@@ -60,6 +96,9 @@ def register() -> None:
 
     Does nothing the second time. Kernels of the runner that are not implemented raise
     NotImplementedError with their name when launched.
+
+    Raises:
+        vllm_deepinfer.compat.ContractError: a kernel does not have the parameters expected of it.
     """
     global _registered
     if _registered:
@@ -71,5 +110,5 @@ def register() -> None:
         import vllm.v1.worker.cpu.shm  # noqa: F401
     from vllm_deepinfer.ops.runner.launch import install
 
-    install(KERNELS)
+    install(KERNELS, REFUSED)
     _registered = True

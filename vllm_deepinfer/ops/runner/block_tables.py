@@ -8,10 +8,13 @@ addressed in one window of memory, see `addresses.py`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from vllm_deepinfer.ops.runner.addresses import AddressedMemory, memory_of, tensor_at
 from vllm_deepinfer.ops.runner.extents import ragged_rows
+from vllm_deepinfer.ops.runner.forms import later_form
 
 MODULE = "vllm.v1.worker.gpu.block_table"
 
@@ -27,6 +30,7 @@ def gather_block_tables(
     BLOCK_SIZE: int,
     *,
     grid: tuple[int, ...],
+    num_null_blocks: torch.Tensor | None = None,
 ) -> None:
     """Copy the blocks each row of the batch owns, in every cache group, to the model's tables.
 
@@ -34,7 +38,8 @@ def gather_block_tables(
     [max_num_reqs, stride]; block_table_strides int64 [num_groups]; num_blocks int32 [num_groups,
     max_num_reqs]. Entries behind a row's blocks stay as they were. `grid` is the kernel's launch
     grid (num_groups, num_reqs_padded), the only place that tells how many rows to pad: rows from
-    num_reqs on become 0.
+    num_reqs on become 0. Of each row's blocks the first `num_null_blocks` (int [num_groups,
+    num_reqs], None for none) become 0, the null block, as well.
 
     The number of blocks copied is a data-dependent shape: one synchronisation on an accelerator.
     """
@@ -60,7 +65,54 @@ def gather_block_tables(
         torch.repeat_interleave(shift, num_blocks, output_size=num_copied).add_(block)
         for shift in shifts
     )
-    target.window.index_copy_(0, to_place, source.window.index_select(0, from_place))
+    blocks = source.window.index_select(0, from_place)
+    if num_null_blocks is not None:
+        first_kept = (ends - num_blocks) + num_null_blocks.view(-1)
+        is_null = block < torch.repeat_interleave(first_kept, num_blocks, output_size=num_copied)
+        blocks.masked_fill_(is_null, 0)
+    target.window.index_copy_(0, to_place, blocks)
+
+
+@later_form(
+    gather_block_tables,
+    inserted={
+        "num_reqs": (
+            "num_computed_tokens_ptr",
+            "sliding_window_reach_ptr",
+            "block_sizes_ptr",
+            "MASK_SLIDING_WINDOW",
+        )
+    },
+)
+def gather_block_tables_in_window(
+    *,
+    num_computed_tokens_ptr: torch.Tensor,
+    sliding_window_reach_ptr: torch.Tensor,
+    block_sizes_ptr: torch.Tensor,
+    MASK_SLIDING_WINDOW: bool,
+    batch_idx_to_req_idx: torch.Tensor,
+    num_reqs: int,
+    **arguments: Any,
+) -> None:
+    """As `gather_block_tables`; with MASK_SLIDING_WINDOW, blocks that a group's attention window
+    has left behind become the null block.
+
+    num_computed_tokens int32 [max_num_reqs], the position of a row's first scheduled token;
+    sliding_window_reach int32 [num_groups], how many tokens before it are still read, 0 for all;
+    block_sizes int32 [num_groups].
+    """
+    num_null_blocks = None
+    if MASK_SLIDING_WINDOW:
+        first_position = num_computed_tokens_ptr.index_select(0, batch_idx_to_req_idx[:num_reqs])
+        reach = sliding_window_reach_ptr.unsqueeze(1)
+        behind = (first_position - reach).clamp_(min=0) // block_sizes_ptr.unsqueeze(1)
+        num_null_blocks = behind.masked_fill_(reach <= 0, 0)
+    gather_block_tables(
+        batch_idx_to_req_idx=batch_idx_to_req_idx,
+        num_reqs=num_reqs,
+        num_null_blocks=num_null_blocks,
+        **arguments,
+    )
 
 
 def _zero_padding(
@@ -212,3 +264,4 @@ KERNELS = {
     "vllm.v1.worker.gpu.cp_utils._dcp_local_seq_lens_kernel": dcp_local_seq_lens,
     "vllm.v1.worker.utils._zero_kv_blocks_kernel": zero_kv_blocks,
 }
+KERNELS_SINCE_0_33 = {f"{MODULE}._gather_block_tables_kernel": gather_block_tables_in_window}

@@ -1,8 +1,8 @@
 """Which Triton kernels of vLLM's V2 runner have no torch form here, and why: plain data.
 
-Every kernel under `vllm.v1.worker.gpu` is implemented in this package or listed in `REFUSED`; a
-test holds the two against the installed vLLM. A kernel that is in neither (a newer vLLM) is refused
-as well, without a reason of its own.
+Every kernel under `vllm.v1.worker.gpu` is implemented in this package or listed here; a test holds
+the two against the installed vLLM and against the source of 0.33. A kernel that is in neither (a
+newer vLLM) is refused as well, without a reason of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 PACKAGE = "vllm.v1.worker.gpu"
 NO_REASON = "this version of vLLM is newer than the package"
 
-# Module below PACKAGE: (what the kernels are for and what to change, kernel names).
+# For vLLM 0.32. Module below PACKAGE: (what the kernels are for and what to change, kernel names).
 _REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "mm.rope": (
         "multi-dimensional rotary positions; serve a model without M-RoPE",
@@ -42,10 +42,6 @@ _REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
         "vLLM's adaptive verification; drop enable_adaptive_verification",
         ("_accumulate_kernel", "_refit_kernel", "_local_max_sumexp_kernel", "_predict_kernel"),
     ),
-    "spec_decode.dflash.speculator": (
-        "DFlash and DSpark drafting; drop --speculative-config",
-        ("_prepare_dflash_inputs_kernel",),
-    ),
     "spec_decode.dflash2.speculator": (
         "DFlash 2 drafting; drop --speculative-config",
         ("_selector_walk_kernel", "_cache_draft_logits_kernel"),
@@ -65,21 +61,6 @@ _REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
         "n-gram drafting on the device; drop --speculative-config",
         ("_ngram_scan_kernel", "_ngram_finalize_kernel"),
     ),
-    "spec_decode.rejection_sampler": (
-        "verification of drafts; drop --speculative-config",
-        ("_flatten_sampled_kernel", "_gather_draft_sampled_kernel"),
-    ),
-    "spec_decode.rejection_sampler_utils": (
-        "verification of drafts; drop --speculative-config",
-        (
-            "_compute_local_logits_stats_kernel",
-            "_compute_cumulative_log_p_kernel",
-            "_compute_local_residual_mass_kernel",
-            "_rejection_kernel",
-            "_resample_kernel",
-            "_insert_resampled_kernel",
-        ),
-    ),
     "spec_decode.standalone_ar.speculator": (
         "drafting with a separate model; drop --speculative-config",
         ("_prepare_prefill_inputs_kernel",),
@@ -94,9 +75,32 @@ _REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 
-# Fully qualified kernel name: reason.
-REFUSED: dict[str, str] = {
-    f"{PACKAGE}.{module}.{kernel}": reason
-    for module, (reason, kernels) in _REFUSED.items()
-    for kernel in kernels
+# What 0.33 adds, in the same form.
+_REFUSED_SINCE_0_33: dict[str, tuple[str, tuple[str, ...]]] = {
+    "sample.watermark": (
+        "watermarking; drop the watermark configuration",
+        ("_draft_step_kernel",),
+    ),
+    "spec_decode.xpress.kernels": (
+        "XPress drafting; use the method dspark in --speculative-config",
+        (
+            "_xpress_latent_kernel",
+            "_xpress_add_argmax_partial_kernel",
+            "_xpress_add_argmax_reduce_to_blk_kernel",
+            "_xpress_topc_argmax_to_blk_kernel",
+        ),
+    ),
 }
+
+
+def refused_kernels(version: tuple[int, int]) -> dict[str, str]:
+    """Fully qualified kernel name: reason, for vLLM `version` (major, minor)."""
+    tables = [_REFUSED]
+    if version >= (0, 33):
+        tables.append(_REFUSED_SINCE_0_33)
+    return {
+        f"{PACKAGE}.{module}.{kernel}": reason
+        for table in tables
+        for module, (reason, kernels) in table.items()
+        for kernel in kernels
+    }

@@ -12,14 +12,14 @@ is masked to be logical.
 
 from __future__ import annotations
 
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from typing import TypeVar
 
 import numpy as np
 import torch
 
 from vllm_deepinfer.ops.runner.extents import is_host, may_hold
-from vllm_deepinfer.ops.runner.layout import replace_inactive
+from vllm_deepinfer.ops.runner.layout import replace_inactive, vocabulary_blocks
 
 SAMPLE = "vllm.v1.worker.gpu.sample"
 
@@ -166,6 +166,8 @@ def gumbel_sample(
     APPLY_TEMPERATURE: bool,
     USE_FP64: bool,
     PER_TOKEN_COL: bool,
+    *,
+    step_in_seed: bool = False,
 ) -> None:
     """Best token and its noisy logit within each vocabulary block of BLOCK_SIZE tokens.
 
@@ -175,6 +177,7 @@ def gumbel_sample(
     [num_rows, num_blocks]; the lowest token wins a tie. With `logits_cache` [max_num_reqs,
     num_cols, >= vocab_size], each request's row of `logits_cache_source` [num_rows, vocab_size] is
     also kept in column `logits_cache_col` ([num_rows] if PER_TOKEN_COL, else one for all).
+    `step_in_seed` (vLLM 0.33) gives each column of the cache noise of its own.
     """
     if logits_ptr.shape[0] == 0:
         return
@@ -186,33 +189,45 @@ def gumbel_sample(
     logits = logits_ptr[:, :vocab_size].float()
     temp = temp_ptr.index_select(0, slot).float().masked_fill_(~valid, 0.0)
     is_random = temp != 0.0
-    if may_hold(is_random):
-        if APPLY_TEMPERATURE:
-            logits = logits / temp.masked_fill(~is_random, 1.0).unsqueeze(1)
-        position = pos_ptr + DRAFT_POSITION_OFFSET if IS_DRAFTING else pos_ptr
-        seeds = seeds_ptr.index_select(0, slot)
-        noise = gumbel_noise(seeds, position, vocab_size, USE_FP64)
-        if may_hold(~is_random):
-            noise.masked_fill_(~is_random.unsqueeze(1), 0.0)
-        logits = noise.add_(logits)
-    _blockwise_max(logits, BLOCK_SIZE, local_max_ptr, local_argmax_ptr)
+    if APPLY_TEMPERATURE and may_hold(is_random):
+        logits = logits / temp.masked_fill(~is_random, 1.0).unsqueeze(1)
+    seeds = seeds_ptr.index_select(0, slot)
+    if step_in_seed and logits_cache_ptr is not None:
+        seeds ^= logits_cache_col_ptr.long() << 32
+    position = pos_ptr + DRAFT_POSITION_OFFSET if IS_DRAFTING else pos_ptr
+    scores = with_noise(logits, is_random, seeds, position, USE_FP64)
+    blockwise_max(scores, BLOCK_SIZE, local_max_ptr, local_argmax_ptr)
 
 
-def _blockwise_max(
+def with_noise(
+    logits: torch.Tensor,
+    is_random: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    use_fp64: bool,
+) -> torch.Tensor:
+    """Logits plus the noise of their tokens in the rows that are random, float32 or float64.
+
+    logits float32 [num_rows, vocab_size], is_random bool, seeds and positions int64 [num_rows].
+    """
+    if not may_hold(is_random):
+        return logits
+    noise = gumbel_noise(seeds, positions, logits.shape[1], use_fp64)
+    if may_hold(~is_random):
+        noise.masked_fill_(~is_random.unsqueeze(1), 0.0)
+    return noise.add_(logits)
+
+
+def blockwise_max(
     scores: torch.Tensor, block_size: int, best: torch.Tensor, best_token: torch.Tensor
 ) -> None:
-    """Maximum and its first token in each block of the vocabulary; the last one may be short."""
-    num_full = scores.shape[1] // block_size
-    width = num_full * block_size
-    if num_full:
-        values, tokens = scores[:, :width].unflatten(1, (num_full, block_size)).max(dim=2)
-        best[:, :num_full] = values
-        first_token = torch.arange(0, width, block_size, device=scores.device)
-        torch.add(tokens, first_token, out=best_token[:, :num_full])
-    if width < scores.shape[1]:
-        values, tokens = scores[:, width:].max(dim=1)
-        best[:, num_full] = values
-        best_token[:, num_full] = tokens.add_(width)
+    """Maximum of scores [num_rows, vocab_size] and its first token (int64) in each block of
+    tokens, into best and best_token [num_rows, num_blocks]."""
+    for columns, blocks in vocabulary_blocks(scores, block_size):
+        values, tokens = blocks.max(dim=2)
+        best[:, columns] = values
+        first_token = torch.arange(columns.start, columns.stop, device=scores.device) * block_size
+        best_token[:, columns] = tokens.add_(first_token)
 
 
 def _keep_logits(
@@ -233,3 +248,6 @@ def _keep_logits(
 
 
 KERNELS = {f"{SAMPLE}.gumbel._gumbel_sample_kernel": gumbel_sample}
+KERNELS_SINCE_0_33 = {
+    f"{SAMPLE}.gumbel._gumbel_sample_kernel": partial(gumbel_sample, step_in_seed=True)
+}

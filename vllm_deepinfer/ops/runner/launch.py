@@ -21,7 +21,9 @@ from vllm.triton_utils.dispatcher import KernelOverride, register_kernels
 from vllm.triton_utils.importing import TritonPlaceholder
 from vllm.utils.math_utils import next_power_of_2
 
-from vllm_deepinfer.ops.runner.catalogue import NO_REASON, PACKAGE, REFUSED
+from vllm_deepinfer.compat import ContractError
+from vllm_deepinfer.ops.runner.catalogue import NO_REASON, PACKAGE
+from vllm_deepinfer.ops.runner.forms import positional_names
 
 LAUNCH_OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg", "launch_pdl"})
 _JIT_FUNCTION = re.compile(r"^@triton\.jit(?:\(.*?\))?\ndef (\w+)", re.MULTILINE | re.DOTALL)
@@ -66,9 +68,8 @@ def find_kernels() -> list[str]:
     return [f"{module}.{name}" for module, name in functions if name in launched]
 
 
-def refusal(name: str) -> Callable[..., NoReturn]:
+def refusal(name: str, reason: str = NO_REASON) -> Callable[..., NoReturn]:
     """An implementation that raises NotImplementedError naming the kernel and what to change."""
-    reason = REFUSED.get(name, NO_REASON)
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(
@@ -79,13 +80,38 @@ def refusal(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def install(kernels: Mapping[str, Callable[..., Any]]) -> None:
-    """Register `kernels` and refuse every other kernel of the V2 runner."""
+def install(kernels: Mapping[str, Callable[..., Any]], reasons: Mapping[str, str]) -> None:
+    """Register `kernels` and refuse every other kernel of the V2 runner, for its reason if any.
+
+    Raises:
+        vllm_deepinfer.compat.ContractError: a kernel has other parameters than its stand-in.
+    """
     if isinstance(triton, TritonPlaceholder):
         # Host code calls it to choose block sizes; vLLM's stand-in for Triton lacks it.
         triton.next_power_of_2 = next_power_of_2
-    refused = {name: refusal(name) for name in find_kernels() if name not in kernels}
+    others = (name for name in find_kernels() if name not in kernels)
+    refused = {name: refusal(name, reasons.get(name, NO_REASON)) for name in others}
     register_kernels({**kernels, **refused})
-    for name in (*kernels, *refused):
-        module, attribute = name.rsplit(".", 1)
-        TorchKernel.adopt(getattr(sys.modules[module], attribute))
+    wrappers = {name: _wrapper(name) for name in (*kernels, *refused)}
+    for name, kernel in kernels.items():
+        check_parameters(name, wrappers[name].arg_names, positional_names(kernel))
+    for wrapper in wrappers.values():
+        TorchKernel.adopt(wrapper)
+
+
+def _wrapper(name: str) -> KernelOverride:
+    module, attribute = name.rsplit(".", 1)
+    return getattr(sys.modules[module], attribute)
+
+
+def check_parameters(name: str, found: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    """Compare the parameters vLLM's kernel `name` has with those its stand-in expects.
+
+    Raises:
+        vllm_deepinfer.compat.ContractError: they differ.
+    """
+    if found != expected:
+        raise ContractError(
+            f"vLLM's kernel {name} takes ({', '.join(found)}), expected ({', '.join(expected)}). "
+            f"Install a vLLM this release of vllm-deepinfer was tested with."
+        )

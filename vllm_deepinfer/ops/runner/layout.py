@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 
@@ -18,6 +20,18 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
         (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
     )
     return tensor.as_strided((span,), (1,))
+
+
+def vocabulary_blocks(rows: torch.Tensor, block_size: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Views of rows [num_rows, vocab_size] as blocks of tokens: all full blocks, [num_rows,
+    num_full, block_size], then the short last one, [num_rows, 1, rest]; each where there is one,
+    with its slice of the blocks."""
+    num_full = rows.shape[1] // block_size
+    width = num_full * block_size
+    if num_full:
+        yield slice(0, num_full), rows[:, :width].unflatten(1, (num_full, block_size))
+    if width < rows.shape[1]:
+        yield slice(num_full, num_full + 1), rows[:, width:].unsqueeze(1)
 
 
 def replace_inactive(active: torch.Tensor) -> torch.Tensor:

@@ -8,10 +8,13 @@ a difference (zero for a masked row) instead of storing a value: additions to on
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from vllm_deepinfer.ops.runner.addresses import memory_of
-from vllm_deepinfer.ops.runner.layout import flat
+from vllm_deepinfer.ops.runner.forms import later_form
+from vllm_deepinfer.ops.runner.layout import flat, replace_inactive
 
 MODULE = "vllm.v1.worker.gpu.input_batch"
 
@@ -81,6 +84,34 @@ def post_update(
     num_computed_tokens_ptr.index_add_(0, slot, advance)
 
 
+@later_form(
+    post_update,
+    inserted={"total_len_ptr": ("draft_tokens_ptr", "draft_tokens_out_ptr", "num_draft_tokens")},
+)
+def post_update_with_drafts(
+    *,
+    draft_tokens_ptr: torch.Tensor | None,
+    draft_tokens_out_ptr: torch.Tensor | None,
+    num_draft_tokens: int,
+    idx_mapping_ptr: torch.Tensor,
+    **arguments: Any,
+) -> None:
+    """As `post_update`; also keep the drafts of the next step: each row's draft_tokens (int64
+    [num_reqs, num_draft_tokens] or None) go to its request's row of draft_tokens_out (int64
+    [max_num_reqs, num_draft_tokens])."""
+    post_update(idx_mapping_ptr=idx_mapping_ptr, **arguments)
+    num_reqs = idx_mapping_ptr.shape[0]
+    if draft_tokens_ptr is None or num_reqs == 0:
+        return
+    valid = idx_mapping_ptr >= 0
+    rows = replace_inactive(valid)
+    slot = idx_mapping_ptr.index_select(0, rows).clamp_(min=0)
+    # Only where no row is valid is anything but a draft stored, and then what is there already.
+    kept = draft_tokens_out_ptr.index_select(0, slot)
+    drafts = torch.where(valid.any(), draft_tokens_ptr.index_select(0, rows), kept)
+    draft_tokens_out_ptr[slot] = drafts
+
+
 def post_update_num_computed_tokens(
     idx_mapping_ptr: torch.Tensor,
     num_computed_tokens_ptr: torch.Tensor,
@@ -139,3 +170,4 @@ KERNELS = {
     f"{MODULE}._post_update_num_computed_tokens_kernel": post_update_num_computed_tokens,
     "vllm.v1.worker.gpu.buffer_utils._apply_write_kernel": apply_write,
 }
+KERNELS_SINCE_0_33 = {f"{MODULE}._post_update_kernel": post_update_with_drafts}

@@ -1,0 +1,55 @@
+"""Forms of one kernel for several versions of vLLM.
+
+A module's `KERNELS` are the forms for vLLM 0.32. `KERNELS_SINCE_0_33` holds those that changed in
+0.33, in their parameters or, under the same parameters, in what they do. A changed form is written
+as what it adds to the earlier one:
+
+    @later_form(post_update, inserted={"total_len_ptr": ("draft_tokens_ptr",)})
+    def post_update_0_33(*, draft_tokens_ptr, **arguments): ...
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+Form = Callable[..., Any]
+
+
+def positional_names(form: Form) -> tuple[str, ...]:
+    """The parameters of the kernel that `form` stands for, in order; `grid` is not one."""
+    parameters = inspect.signature(form).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+
+
+def later_form(
+    earlier: Form,
+    *,
+    inserted: Mapping[str, tuple[str, ...]] | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> Callable[[Form], Form]:
+    """Decorator for a form that takes the parameters of `earlier`, changed, all by keyword.
+
+    inserted: new parameters, by the (renamed) parameter they follow. renamed: old name to new.
+    The result also takes positional arguments, in the kernel's order.
+    """
+    names: list[str] = []
+    for name in positional_names(earlier):
+        name = (renamed or {}).get(name, name)
+        names += (name, *(inserted or {}).get(name, ()))
+
+    def decorate(function: Form) -> Form:
+        @wraps(function)
+        def launch(*args: Any, **kwargs: Any) -> Any:
+            # Fewer arguments than names: the others are among the keywords.
+            return function(**dict(zip(names, args, strict=False)), **kwargs)
+
+        parameters = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names]
+        if "grid" in inspect.signature(earlier).parameters:
+            parameters.append(inspect.Parameter("grid", inspect.Parameter.KEYWORD_ONLY))
+        launch.__signature__ = inspect.Signature(parameters)
+        return launch
+
+    return decorate

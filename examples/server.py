@@ -20,6 +20,8 @@ HOST = "127.0.0.1"
 _POLL_S = 0.25
 _REPORT_EVERY_S = 5.0
 _STOP_TIMEOUT_S = 60.0
+# vLLM 0.32 loses a SIGTERM that arrives while its engine starts, and finishes the start.
+_STOP_AGAIN_S = 10.0
 
 
 class ServerError(RuntimeError):
@@ -117,12 +119,15 @@ class Server:
         Raises:
             ServerError: some had to be killed; names them.
         """
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + _STOP_TIMEOUT_S
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None and not self.processes():
+        start = time.monotonic()
+        signals_sent = 0
+        while (waited_s := time.monotonic() - start) < _STOP_TIMEOUT_S:
+            is_running = self.process.poll() is None
+            if not is_running and not self.processes():
                 return
+            if is_running and waited_s >= signals_sent * _STOP_AGAIN_S:
+                self.process.send_signal(signal.SIGTERM)
+                signals_sent += 1
             time.sleep(_POLL_S)
         left = self.processes()
         for pid in left:

@@ -29,14 +29,24 @@ def _server_module():
 
 
 @pytest.fixture(scope="session")
-def server(tiny_folder, tmp_path_factory):
+def start_server(tiny_folder, tmp_path_factory):
+    """Starts a server and returns without waiting for it."""
+
+    def start():
+        log = tmp_path_factory.mktemp("serving") / "server.log"
+        with pytest.MonkeyPatch.context() as environment:
+            # A server as a user starts it: its engine in processes of its own.
+            environment.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
+            environment.setenv("VLLM_NO_USAGE_STATS", "1")
+            return _server_module().Server(tiny_folder, ARGUMENTS, log)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def server(start_server):
     """A server that is ready; on leaving, all of its processes must have ended by themselves."""
-    log = tmp_path_factory.mktemp("serving") / "server.log"
-    with pytest.MonkeyPatch.context() as environment:
-        # A server as a user starts it: its engine in processes of its own.
-        environment.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
-        environment.setenv("VLLM_NO_USAGE_STATS", "1")
-        running = _server_module().Server(tiny_folder, ARGUMENTS, log)
+    running = start_server()
     try:
         running.wait_until_ready(START_TIMEOUT_S)
         assert len(running.processes()) >= 3, "server, engine and worker"

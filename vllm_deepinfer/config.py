@@ -70,6 +70,12 @@ class DeepInferConfig:
         "logits of drafts into probabilities. It must have been fitted for this checkpoint and "
         "for the number of drafts served. Empty: temperature 1 at every position.",
     )
+    draft_records: str = option(
+        "",
+        "Path of a file to append to: one JSON line per verified block of drafts, with the "
+        "drafter's confidence logits and how many survived, for `vllm-deepinfer calibrate`. Empty: "
+        "nothing is recorded.",
+    )
 
     def __post_init__(self) -> None:
         for spec in fields(self):

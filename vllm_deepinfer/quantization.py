@@ -90,12 +90,17 @@ class DeepseekV41StoredConfig(QuantizationConfig):
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> str | None:
-        """Claims DeepSeek-V4.1 checkpoints, unless the user asked for another method."""
-        is_ours = (
-            getattr(hf_config, "model_type", None) == MODEL_TYPE
-            and hf_quant_cfg.get("quant_method") in CHECKPOINT_METHODS
-        )
-        return NAME if is_ours and user_quant in (None, NAME, *CHECKPOINT_METHODS) else None
+        """Claims DeepSeek-V4.1 checkpoints, unless the user asked for another method.
+
+        The draft stages of a checkpoint arrive under another model type, with this method as the
+        one asked for.
+        """
+        if hf_quant_cfg.get("quant_method") not in CHECKPOINT_METHODS:
+            return None
+        if user_quant == NAME:
+            return NAME
+        is_ours = getattr(hf_config, "model_type", None) == MODEL_TYPE
+        return NAME if is_ours and user_quant in (None, *CHECKPOINT_METHODS) else None
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """None: vLLM's own layers in the model, if any, are not quantised."""

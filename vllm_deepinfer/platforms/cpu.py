@@ -45,9 +45,8 @@ def scheduler_class(async_scheduling: bool) -> str:
     vLLM takes a wrong pair of class and `async_scheduling` without complaint and then miscounts
     tokens, so both are decided in one place.
     """
-    if async_scheduling:
-        return "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
-    return "vllm.v1.core.sched.scheduler.Scheduler"
+    name = "DeepInferAsyncScheduler" if async_scheduling else "DeepInferScheduler"
+    return f"vllm_deepinfer.scheduler.mixin.{name}"
 
 
 @dataclass(frozen=True)

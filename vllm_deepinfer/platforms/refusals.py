@@ -82,10 +82,22 @@ RULES: tuple[Rule, ...] = (
     Rule("--enable-eplb", lambda c: c.parallel_config.enable_eplb, (False,), _ONE_PROCESS),
     Rule("--enable-lora", lambda c: c.lora_config is not None, (False,), _NOT_YET),
     Rule(
-        "--speculative-config",
+        "--speculative-config method",
         lambda c: c.speculative_config and c.speculative_config.method,
-        (None,),
-        "drafting is " + _NOT_YET,
+        (None, "dspark"),
+        "the checkpoint's own draft stages are the only drafter",
+    ),
+    Rule(
+        "--speculative-config draft_sample_method",
+        lambda c: c.speculative_config and c.speculative_config.draft_sample_method,
+        (None, "greedy"),
+        "drafts are verified by drawing the target's own token, so random drafts gain nothing",
+    ),
+    Rule(
+        "--speculative-config rejection_sample_method",
+        lambda c: c.speculative_config and c.speculative_config.rejection_sample_method,
+        (None, "standard"),
+        "drafts are verified by drawing the target's own token",
     ),
     Rule(
         "--kv-transfer-config",

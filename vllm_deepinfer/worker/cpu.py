@@ -8,7 +8,7 @@ from typing import Any
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_deepinfer.ops import runner
-from vllm_deepinfer.worker import threads
+from vllm_deepinfer.worker import confidences, threads
 
 
 class DeepInferCpuWorker(CPUWorker):
@@ -21,3 +21,12 @@ class DeepInferCpuWorker(CPUWorker):
         # Before init_device, which forbids torch.set_num_threads.
         threads.apply_binding(threads.read_binding(os.environ))
         super().__init__(*args, **kwargs)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        confidences.enable_confidences(self.model_runner.speculator)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        output = super().sample_tokens(grammar_output)
+        confidences.send_confidences(output, self.model_runner.speculator)
+        return output

@@ -6,17 +6,19 @@ The speculator lends the target's embedding and output head, feeds the target's 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from vllm.forward_context import get_forward_context
 
 from vllm_deepinfer.config import DeepInferConfig
+from vllm_deepinfer.drafting.calibration import Calibration, load_calibration
+from vllm_deepinfer.drafting.checkpoint_identity import checkpoint_identity
 from vllm_deepinfer.models.deepseek_v41.config import ConfigError, V41Config
 from vllm_deepinfer.models.deepseek_v41.draft import Draft
 from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, step_paging
-from vllm_deepinfer.models.deepseek_v41.prepare import keep_working_copies
+from vllm_deepinfer.models.deepseek_v41.prepare import keep_working_copies, tokenizer_folder
 from vllm_deepinfer.models.deepseek_v41.step import Step
 from vllm_deepinfer.models.deepseek_v41.weights import load_weights
 from vllm_deepinfer.ops.numerics import Numerics
@@ -39,7 +41,10 @@ class DSparkV41DraftModel(nn.Module):
         draft_config = speculative.draft_model_config
         options = DeepInferConfig.from_vllm(vllm_config)
         self.config = V41Config.from_hf(draft_config.hf_config)
-        check_draft_length(speculative.num_speculative_tokens, self.config)
+        self.num_drafts = speculative.num_speculative_tokens
+        check_draft_length(self.num_drafts, self.config)
+        self.calibration = read_calibration(options, draft_config, self.num_drafts)
+        self.newest_confidence_logits: Tensor | None = None
         self.weight_cache_gib = options.weight_cache_gib
         numerics = Numerics(draft_config.dtype, options.quantization == "stored")
         self.model = Draft(self.config, numerics)
@@ -122,8 +127,23 @@ class DSparkV41DraftModel(nn.Module):
         return self.model.markov_bias(markov)
 
     def compute_confidence(self, head_input: Tensor, markov: Tensor) -> Tensor:
-        """Probability ``[n]`` that each draft survives, before calibration."""
-        return torch.sigmoid(self.model.confidence_logits(head_input, markov))
+        """Calibrated chance ``[R * K]`` of each draft to survive if those before it did.
+
+        The raw logits stay in ``newest_confidence_logits`` until the next block.
+        """
+        logits = self.model.confidence_logits(head_input, markov)
+        self.newest_confidence_logits = logits
+        blocks = logits.view(-1, self.num_drafts)
+        return self.calibration.apply(blocks).flatten()
+
+
+def read_calibration(options: DeepInferConfig, draft_config: Any, num_drafts: int) -> Calibration:
+    """The calibration the options name, checked against the checkpoint; else temperatures of 1."""
+    if not options.confidence_calibration:
+        return Calibration((1.0,) * num_drafts)
+    folder = tokenizer_folder(draft_config.model, draft_config.revision)
+    identity = checkpoint_identity(folder)
+    return load_calibration(options.confidence_calibration, identity, num_drafts)
 
 
 def check_draft_length(num_drafts: int, config: V41Config) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,14 +11,14 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.models.interfaces import SupportsEagle3
 
 from vllm_deepinfer.config import DeepInferConfig
-from vllm_deepinfer.models.deepseek_v41.config import ConfigError, V41Config
+from vllm_deepinfer.models.deepseek_v41.config import V41Config
 from vllm_deepinfer.models.deepseek_v41.decoder import Decoder
 from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, CacheMetadata, step_paging
 from vllm_deepinfer.models.deepseek_v41.prepare import (
-    TOKENIZER_NAME,
     keep_working_copies,
     load_engram_constants,
     set_engram_constants,
+    tokenizer_folder,
 )
 from vllm_deepinfer.models.deepseek_v41.probe import Probe
 from vllm_deepinfer.models.deepseek_v41.step import Step
@@ -127,15 +126,3 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
             paging=paging,
             probe=self.probe,
         )
-
-
-def tokenizer_folder(model: str, revision: str | None) -> Path:
-    """Folder of the checkpoint's own ``tokenizer.json``, downloaded if need be."""
-    from transformers.utils import cached_file
-
-    path = cached_file(model, TOKENIZER_NAME, revision=revision)
-    if path is None:
-        raise ConfigError(
-            f"model {model!r} has no {TOKENIZER_NAME}; engram layers hash token texts and need it."
-        )
-    return Path(path).parent

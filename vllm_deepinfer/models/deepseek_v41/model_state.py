@@ -18,35 +18,56 @@ class V41ModelState(DefaultModelState):
     state of its own.
     """
 
+    def custom_sampler(self, sampler: Any) -> tuple[Any, Any] | None:
+        """Verify drafts by drawing the target's own tokens; see ``CoupledRejectionSampler``."""
+        speculative = self.vllm_config.speculative_config
+        if speculative is None:
+            return None
+        from vllm_deepinfer.drafting.coupled_verification import CoupledRejectionSampler
+
+        return sampler, CoupledRejectionSampler(sampler, speculative, self.device)
+
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
         inputs = super().prepare_inputs(input_batch, req_states)
         num_tokens = input_batch.num_tokens
-        counts = torch.from_numpy(input_batch.query_start_loc_np[: input_batch.num_reqs + 1]).diff()
-        rows = input_batch.idx_mapping[: input_batch.num_reqs].long()
-        rows = rows.repeat_interleave(counts.to(rows.device), output_size=num_tokens)
+        starts = torch.from_numpy(input_batch.query_start_loc_np[: input_batch.num_reqs + 1])
+        requests = torch.repeat_interleave(starts.diff(), output_size=num_tokens)
+        requests = requests.to(input_batch.positions.device)
         inputs["ngram_token_ids"] = gather_ngrams(
             req_states.all_token_ids.gpu,
-            rows,
+            input_batch.idx_mapping.long()[requests],
             input_batch.input_ids[:num_tokens],
-            input_batch.positions[:num_tokens],
+            input_batch.positions[:num_tokens].long(),
+            starts[:-1].to(requests.device)[requests],
             self.model.config.engram_max_ngram_size,
         )
         return inputs
 
 
 def gather_ngrams(
-    history: Tensor, rows: Tensor, token_ids: Tensor, positions: Tensor, size: int
+    history: Tensor,
+    rows: Tensor,
+    token_ids: Tensor,
+    positions: Tensor,
+    first_tokens: Tensor,
+    size: int,
 ) -> Tensor:
     """Each token and its ``size - 1`` predecessors, int64 ``[T, size]``, -1 before the start.
 
+    Predecessors computed in this step come from the step itself: drafts under verification, and a
+    token sampled a moment ago, are not in the history.
+
     Args:
-        history: ``[requests, positions]`` token ids; a request's own newest token may not be in it
-            yet, so column 0 is taken from ``token_ids`` ``[T]``.
+        history: ``[requests, positions]`` token ids up to this step.
         rows: ``[T]`` history row of each token.
-        positions: ``[T]``.
+        token_ids: ``[T]`` tokens of this step, those of a request adjacent.
+        positions: int64 ``[T]``.
+        first_tokens: ``[T]`` index of the first token of each token's request.
     """
-    back = positions.long().unsqueeze(1) - torch.arange(size, device=positions.device)
-    ngrams = history[rows.unsqueeze(1), back.clamp_min(0)].long()
-    ngrams.masked_fill_(back < 0, -1)
-    ngrams[:, 0] = token_ids
-    return ngrams
+    back = torch.arange(size, device=positions.device)
+    index = torch.arange(len(positions), device=positions.device).unsqueeze(1) - back
+    earlier = positions.unsqueeze(1) - back
+    in_step = token_ids[index.clamp_min(0)].long()
+    before = history[rows.unsqueeze(1), earlier.clamp_min(0)].long()
+    ngrams = torch.where(index >= first_tokens.unsqueeze(1), in_step, before)
+    return ngrams.masked_fill_(earlier < 0, -1)

@@ -25,6 +25,18 @@ logger = get_logger(__name__)
 TOKENIZER_NAME = "tokenizer.json"
 
 
+def tokenizer_folder(model: str, revision: str | None) -> Path:
+    """Folder of the checkpoint's own ``tokenizer.json``, downloaded if need be."""
+    from transformers.utils import cached_file
+
+    path = cached_file(model, TOKENIZER_NAME, revision=revision)
+    if path is None:
+        raise ConfigError(
+            f"model {model!r} has no {TOKENIZER_NAME}; engram layers hash token texts and need it."
+        )
+    return Path(path).parent
+
+
 def load_engram_constants(
     config: V41Config, tokenizer_folder: str | os.PathLike[str]
 ) -> dict[int, EngramConstants]:

@@ -1,0 +1,1 @@
+"""Scheduling: what this package adds to vLLM's schedulers."""

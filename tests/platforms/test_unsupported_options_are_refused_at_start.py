@@ -60,6 +60,16 @@ def block_size(tokens):
     return config
 
 
+def drafting(**settings):
+    """A speculative configuration that is served, but for ``settings``."""
+    served = {
+        "method": "dspark",
+        "draft_sample_method": "greedy",
+        "rejection_sample_method": "standard",
+    }
+    return SimpleNamespace(**{**served, **settings})
+
+
 BROKEN = [
     ("--tensor-parallel-size", "2", changed("parallel_config.tensor_parallel_size", 2)),
     ("--pipeline-parallel-size", "2", changed("parallel_config.pipeline_parallel_size", 2)),
@@ -77,9 +87,19 @@ BROKEN = [
     ("--enable-eplb", "True", changed("parallel_config.enable_eplb", True)),
     ("--enable-lora", "True", changed("lora_config", SimpleNamespace())),
     (
-        "--speculative-config",
-        "dspark",
-        changed("speculative_config", SimpleNamespace(method="dspark")),
+        "--speculative-config method",
+        "ngram",
+        changed("speculative_config", drafting(method="ngram")),
+    ),
+    (
+        "--speculative-config draft_sample_method",
+        "probabilistic",
+        changed("speculative_config", drafting(draft_sample_method="probabilistic")),
+    ),
+    (
+        "--speculative-config rejection_sample_method",
+        "synthetic",
+        changed("speculative_config", drafting(rejection_sample_method="synthetic")),
     ),
     (
         "--kv-transfer-config",
@@ -104,6 +124,7 @@ def test_what_is_allowed_passes():
     refuse_unsupported(good())
     refuse_unsupported(changed("model_config.dtype", "torch.float32"))
     refuse_unsupported(block_size(64))
+    refuse_unsupported(changed("speculative_config", drafting()))
 
 
 def test_every_rule_has_a_case_here():
@@ -136,7 +157,7 @@ def test_all_refusals_come_at_once():
         ({"kv_cache_dtype": "fp8"}, ["fp8"]),
         (
             {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
-            ["--speculative-config is ngram"],
+            ["--speculative-config method is ngram (allowed: "],
         ),
         ({"dtype": "float16"}, ["float16"]),
     ],

@@ -43,6 +43,7 @@ class DSparkV41DraftModel(nn.Module):
         self.config = V41Config.from_hf(draft_config.hf_config)
         self.num_drafts = speculative.num_speculative_tokens
         check_draft_length(self.num_drafts, self.config)
+        check_same_checkpoint(vllm_config.model_config, draft_config)
         self.calibration = read_calibration(options, draft_config, self.num_drafts)
         self.newest_confidence_logits: Tensor | None = None
         self.weight_cache_gib = options.weight_cache_gib
@@ -135,6 +136,24 @@ class DSparkV41DraftModel(nn.Module):
         self.newest_confidence_logits = logits
         blocks = logits.view(-1, self.num_drafts)
         return self.calibration.apply(blocks).flatten()
+
+
+def check_same_checkpoint(target_config: Any, draft_config: Any) -> None:
+    """Refuse draft stages of another checkpoint: they draft, and nearly nothing survives.
+
+    Raises:
+        ConfigError: the draft stages, or the target layers they continue, differ.
+    """
+    folders = [tokenizer_folder(c.model, c.revision) for c in (target_config, draft_config)]
+    if folders[0].resolve() == folders[1].resolve():
+        return
+    target, draft = (checkpoint_identity(folder) for folder in folders)
+    if target != draft:
+        raise ConfigError(
+            f"the drafter in {folders[1]} belongs to another checkpoint than {folders[0]} "
+            f"({draft[:12]} is not {target[:12]}); leave 'model' out of --speculative-config to "
+            "use the checkpoint's own draft stages."
+        )
 
 
 def read_calibration(options: DeepInferConfig, draft_config: Any, num_drafts: int) -> Calibration:

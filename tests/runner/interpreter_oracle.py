@@ -7,7 +7,8 @@ that way, once, and answers cases over a pipe:
     with InterpreterOracle() as oracle:
         after = oracle.run("vllm.v1...._some_kernel", (num_programs,), {"argument": tensor, ...})
 
-`after` holds every tensor argument as the kernel left it.
+`after` holds every tensor argument as the kernel left it. With `root` the kernel is not the
+installed one but that of the source below `root`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import struct
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
@@ -95,8 +97,14 @@ class InterpreterOracle:
         self._child.wait(timeout=60)
         self._child.stdout.close()
 
-    def run(self, kernel: str, grid: tuple[int, ...], arguments: dict[str, Any]) -> dict[str, Any]:
-        _send(self._child.stdin, (kernel, grid, arguments))
+    def run(
+        self,
+        kernel: str,
+        grid: tuple[int, ...],
+        arguments: dict[str, Any],
+        root: Path | None = None,
+    ) -> dict[str, Any]:
+        _send(self._child.stdin, (kernel, grid, arguments, root))
         failure, after = _receive(self._child.stdout)
         if failure:
             raise AssertionError(f"the interpreter failed on {kernel}:\n{failure}")
@@ -139,17 +147,40 @@ def _accept_integer_masks() -> None:
         setattr(InterpreterBuilder, name, with_boolean_mask(access, mask_position))
 
 
+def _emulate_libdevice() -> None:
+    """Compute the one function of CUDA's libdevice that verification needs with numpy."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+    from vllm.triton_utils import tldevice
+
+    def log1p(value):
+        with np.errstate(all="ignore"):
+            data = np.log1p(value.handle.data)
+        return tl.core.tensor(TensorHandle(data, value.handle.dtype), value.type)
+
+    tldevice.log1p = log1p
+
+
+def _find_kernel(kernel: str, root: Path | None) -> Any:
+    module, name = kernel.rsplit(".", 1)
+    if root is None:
+        return getattr(importlib.import_module(module), name)
+    from runner.source_kernels import kernel_names
+
+    return kernel_names(root, module)[name]
+
+
 def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
     import traceback
 
     while True:
         try:
-            kernel, grid, arguments = _receive(requests)
+            kernel, grid, arguments, root = _receive(requests)
         except EOFError:
             return
-        module, name = kernel.rsplit(".", 1)
         try:
-            function = getattr(importlib.import_module(module), name)
+            function = _find_kernel(kernel, root)
             function[grid](**{key: launch_form(value) for key, value in arguments.items()})
             answer = (None, arguments)
         except Exception:
@@ -166,6 +197,7 @@ def main() -> None:
 
     if not HAS_TRITON:
         raise SystemExit("vLLM did not accept Triton's interpreter; is triton installed?")
+    _emulate_libdevice()
     _serve(sys.stdin.buffer, answers)
     os._exit(0)  # unloading vLLM and torch in order would take seconds
 

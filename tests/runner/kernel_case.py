@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -10,19 +11,29 @@ import numpy as np
 import torch
 from runner.interpreter_oracle import InterpreterOracle, PointerTable, copy_argument, launch_form
 
-from vllm_deepinfer.ops.runner import KERNELS, extents
+from vllm_deepinfer.ops.runner import VERSION, extents, kernels_of
 
 Tolerance = tuple[float, float]  # relative, absolute
+Version = tuple[int, int]
+
+# Folders that hold the package `vllm` of releases that are not the installed one.
+SOURCES: dict[Version, Path] = {(0, 33): Path(__file__).parents[2] / ".cache" / "vllm-0.33.0-src"}
+SOURCES.pop(VERSION, None)
+RELEASES: list[Version] = [VERSION, *SOURCES]
 
 
 def run_ours(
-    kernel: str, grid: tuple[int, ...], arguments: dict[str, Any], on_host: bool
+    kernel: str,
+    grid: tuple[int, ...],
+    arguments: dict[str, Any],
+    on_host: bool,
+    version: Version = VERSION,
 ) -> dict[str, Any]:
     """Arguments as the torch implementation leaves them. `on_host=False` makes it choose the shapes
     it would choose on an accelerator, where reading a number from a tensor is not free."""
     after = {name: copy_argument(value) for name, value in arguments.items()}
     launched = {name: launch_form(value) for name, value in after.items()}
-    implementation = KERNELS[kernel]
+    implementation = kernels_of(version)[kernel]
     if "grid" in inspect.signature(implementation).parameters:
         launched["grid"] = grid
     with mock.patch.object(extents, "is_host", lambda tensor: on_host):
@@ -36,11 +47,15 @@ def check(
     grid: tuple[int, ...],
     arguments: dict[str, Any],
     close: dict[str, Tolerance] | None = None,
+    version: Version = VERSION,
 ) -> dict[str, Any]:
-    """Every argument must end up as upstream leaves it, bit for bit unless `close` names it."""
-    expected = oracle.run(kernel, grid, arguments)
+    """Every argument must end up as upstream's kernel of `version` leaves it, bit for bit unless
+    `close` names it."""
+    root = SOURCES.get(version)
+    assert root is None or root.is_dir(), f"{root} is missing: run `make upstream-source`"
+    expected = oracle.run(kernel, grid, arguments, root)
     for on_host in (True, False):
-        actual = run_ours(kernel, grid, arguments, on_host)
+        actual = run_ours(kernel, grid, arguments, on_host, version)
         for name, value in expected.items():
             place = f"{kernel.rsplit('.', 1)[1]}, {name}, on_host={on_host}"
             _compare(place, actual[name], value, (close or {}).get(name))

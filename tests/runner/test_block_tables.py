@@ -11,7 +11,7 @@ from __future__ import annotations
 import pytest
 import torch
 from runner.interpreter_oracle import PointerTable
-from runner.kernel_case import Batch, check
+from runner.kernel_case import RELEASES, Batch, check
 
 from vllm_deepinfer.ops.runner.addresses import tensor_at
 
@@ -37,23 +37,30 @@ def test_each_row_gets_its_blocks(oracle, seed, num_reqs, num_groups, num_padded
     groups = Groups(batch, num_groups)
     num_blocks = batch.integers(0, 999, num_groups, batch.max_num_reqs)
     num_blocks %= groups.strides.unsqueeze(1) + 1
-    check(
-        oracle,
-        f"{MODULE}._gather_block_tables_kernel",
-        (num_groups, num_reqs + num_padded),
-        {
-            "batch_idx_to_req_idx": batch.idx_mapping,
-            "src_block_table_ptrs": PointerTable(groups.tables),
-            "dst_block_table_ptrs": PointerTable(
-                [batch.integers(0, 999, *table.shape) for table in groups.tables]
-            ),
-            "block_table_strides": groups.strides,
-            "num_blocks_ptr": num_blocks.int(),
-            "num_blocks_stride": num_blocks.stride(0),
-            "num_reqs": num_reqs,
-            "BLOCK_SIZE": 4,
-        },
-    )
+    arguments = {
+        "batch_idx_to_req_idx": batch.idx_mapping,
+        "src_block_table_ptrs": PointerTable(groups.tables),
+        "dst_block_table_ptrs": PointerTable(
+            [batch.integers(0, 999, *table.shape) for table in groups.tables]
+        ),
+        "block_table_strides": groups.strides,
+        "num_blocks_ptr": num_blocks.int(),
+        "num_blocks_stride": num_blocks.stride(0),
+        "num_reqs": num_reqs,
+        "BLOCK_SIZE": 4,
+    }
+    kernel, grid = f"{MODULE}._gather_block_tables_kernel", (num_groups, num_reqs + num_padded)
+    if (0, 32) in RELEASES:
+        check(oracle, kernel, grid, arguments, version=(0, 32))
+    window = {
+        "num_computed_tokens_ptr": batch.integers(0, batch.max_len, batch.max_num_reqs),
+        # No window in the first group, then windows of different lengths.
+        "sliding_window_reach_ptr": torch.arange(num_groups, dtype=torch.int32) * 5,
+        "block_sizes_ptr": groups.block_sizes,
+    }
+    for masks in (False, True):
+        arguments.update(window, MASK_SLIDING_WINDOW=masks)
+        check(oracle, kernel, grid, arguments, version=(0, 33))
 
 
 @pytest.mark.parametrize(("seed", "num_reqs"), CASES)

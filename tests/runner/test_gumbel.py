@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from runner.kernel_case import Batch, check
+from runner.kernel_case import RELEASES, Batch, check
 
 from vllm_deepinfer.ops.runner import gumbel
 
@@ -75,7 +75,8 @@ def test_sampled_tokens(
 @pytest.mark.parametrize("num_rows", [1, 7])
 @pytest.mark.parametrize("per_row_column", [False, True])
 @pytest.mark.parametrize("all_invalid", [False, True])
-def test_logits_are_kept_for_verification(oracle, num_rows, per_row_column, all_invalid):
+@pytest.mark.parametrize("version", RELEASES, ids=str)
+def test_logits_are_kept_for_verification(oracle, num_rows, per_row_column, all_invalid, version):
     batch = Batch(num_rows, 0)
     vocab_size, num_columns = 21, 4
     arguments = sample_arguments(batch, num_rows, vocab_size, 16)
@@ -94,9 +95,10 @@ def test_logits_are_kept_for_verification(oracle, num_rows, per_row_column, all_
         ),
         logits_cache_source_ptr=source,
         logits_cache_source_stride=source.stride(0),
+        IS_DRAFTING=True,
         PER_TOKEN_COL=per_row_column,
     )
-    check(oracle, KERNEL, (num_rows, 2), arguments, close=CLOSE)
+    check(oracle, KERNEL, (num_rows, 2), arguments, close=CLOSE, version=version)
 
 
 def test_rows_without_a_request_keep_nothing(oracle):

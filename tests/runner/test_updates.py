@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 from runner.interpreter_oracle import PointerTable
-from runner.kernel_case import Batch, check
+from runner.kernel_case import RELEASES, Batch, check
 
 INPUT_BATCH = "vllm.v1.worker.gpu.input_batch"
 CASES = [(seed, num_reqs) for num_reqs in (0, 1, 2, 9) for seed in range(3)]
@@ -21,7 +21,8 @@ VOCAB_SIZE = 50
 @pytest.mark.parametrize("has_counts", [False, True])
 @pytest.mark.parametrize("has_query", [False, True])
 @pytest.mark.parametrize("width", [1, 6])
-def test_sampled_tokens_are_appended(oracle, seed, num_reqs, has_counts, has_query, width):
+@pytest.mark.parametrize("version", RELEASES, ids=str)
+def test_sampled_tokens_are_appended(oracle, seed, num_reqs, has_counts, has_query, width, version):
     batch = Batch(seed, num_reqs)
     skipped = torch.from_numpy(batch.random.random(num_reqs) < 0.3)
     num_sampled = batch.integers(0, width, num_reqs)
@@ -30,6 +31,17 @@ def test_sampled_tokens_are_appended(oracle, seed, num_reqs, has_counts, has_que
     sampled[torch.arange(width) >= num_sampled.unsqueeze(1)] = -1
     counts = batch.integers(0, 3, batch.max_num_reqs, VOCAB_SIZE)
     all_token_ids = batch.integers(0, 99, batch.max_num_reqs, batch.max_len)
+    drafts = {}
+    if version >= (0, 33):
+        num_drafts = width - 1
+        next_drafts = batch.integers(0, 99, num_reqs, num_drafts, dtype=torch.int64)
+        drafts = {
+            "draft_tokens_ptr": next_drafts if num_drafts else None,
+            "draft_tokens_out_ptr": batch.integers(
+                0, 99, batch.max_num_reqs, num_drafts, dtype=torch.int64
+            ),
+            "num_draft_tokens": num_drafts,
+        }
     check(
         oracle,
         f"{INPUT_BATCH}._post_update_kernel",
@@ -50,7 +62,9 @@ def test_sampled_tokens_are_appended(oracle, seed, num_reqs, has_counts, has_que
             "all_token_ids_ptr": all_token_ids,
             "all_token_ids_stride": all_token_ids.stride(0),
             "total_len_ptr": batch.integers(1, 30, batch.max_num_reqs),
+            **drafts,
         },
+        version=version,
     )
 
 
@@ -85,13 +99,14 @@ def staged_runs(batch: Batch, num_writes: int, dtype: torch.dtype) -> dict[str, 
 @pytest.mark.parametrize("num_writes", [1, 2, 11])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
 @pytest.mark.parametrize("row_padding", [0, 3])
-def test_staged_runs_land_in_their_rows(oracle, num_writes, dtype, row_padding):
+@pytest.mark.parametrize("version", RELEASES, ids=str)
+def test_staged_runs_land_in_their_rows(oracle, num_writes, dtype, row_padding, version):
     batch = Batch(num_writes, 1)
     output = batch.integers(0, 9, batch.max_num_reqs, 20 + row_padding).to(dtype)[:, :20]
     check(
         oracle,
         "vllm.v1.worker.gpu.buffer_utils._apply_write_kernel",
-        (num_writes,),
+        (num_writes, 2) if version >= (0, 33) else (num_writes,),
         {
             "output_ptr": output,
             "output_stride": output.stride(0),
@@ -100,6 +115,7 @@ def test_staged_runs_land_in_their_rows(oracle, num_writes, dtype, row_padding):
             "BLOCK_SIZE": 4,
             "MULTI_GROUP": False,
         },
+        version=version,
     )
 
 

@@ -85,13 +85,18 @@ def make_tiny_checkpoint(
 def _write(
     folder: Path, config: dict[str, Any], seed: int, on_progress: Callable[[Progress], None]
 ) -> Progress:
+    write_configuration(folder, config)
+    return _write_weights(folder, V41Config.from_dict(config), seed, on_progress)
+
+
+def write_configuration(folder: Path, config: dict[str, Any]) -> None:
+    """Write all of a checkpoint but its tensors: ``config`` and the tiny tokenizer."""
     _write_json(folder / "config.json", config)
     _write_json(
         folder / "generation_config.json",
         {key: config[key] for key in ("bos_token_id", "eos_token_id")},
     )
     _write_tokenizer(folder, config["text_config"]["max_position_embeddings"])
-    return _write_weights(folder, V41Config.from_dict(config), seed, on_progress)
 
 
 def _write_weights(

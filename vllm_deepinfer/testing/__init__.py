@@ -1,0 +1,1 @@
+"""Models and helpers for tests of engines; nothing here serves users."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ class DraftCounterExporter(StatLoggerBase):
         self._path = counter_file(vllm_config.instance_id, engine_index)
         self._counters: SharedCounters | None = None
         prometheus_client.REGISTRY.register(self)
+        # The engine core removes its file too, unless it is killed.
+        atexit.register(self._path.unlink, missing_ok=True)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Called by Prometheus' registry for each scrape."""

@@ -36,7 +36,7 @@ class SharedCounters:
         self.path = path
         self._index = {name: number for number, name in enumerate(names)}
         size = 8 * max(len(self._index), 1)
-        flags = os.O_RDWR | (os.O_CREAT | os.O_TRUNC if create else 0)
+        flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT | os.O_TRUNC if create else 0)
         descriptor = os.open(path, flags, 0o600)
         try:
             if create:

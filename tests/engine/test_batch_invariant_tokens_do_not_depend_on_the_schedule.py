@@ -108,10 +108,8 @@ def test_preemption_changes_nothing(llm, expected, monkeypatch):
     assert counter(llm, "vllm:num_preemptions") - before == 1
 
 
-def test_synchronous_scheduling_changes_nothing(llm, expected, tiny_folder):
-    assert llm.llm_engine.vllm_config.scheduler_config.async_scheduling
-    with engine(tiny_folder, async_scheduling=False, **OPTIONS) as synchronous:
-        assert run(synchronous, [PROMPT], NUM_TOKENS) == [expected]
+# An engine that is shut down takes the process groups of its process with it: from here on, the
+# module's engine computes nothing more.
 
 
 def test_preemption_for_want_of_blocks_changes_nothing(llm, tiny_folder):
@@ -121,3 +119,9 @@ def test_preemption_for_want_of_blocks_changes_nothing(llm, tiny_folder):
     with engine(tiny_folder, max_model_len=256, num_gpu_blocks_override=36, **OPTIONS) as tight:
         assert run(tight, prompts, 3 * NUM_TOKENS) == alone
         assert counter(tight, "vllm:num_preemptions") > 0
+
+
+def test_synchronous_scheduling_changes_nothing(llm, expected, tiny_folder):
+    assert llm.llm_engine.vllm_config.scheduler_config.async_scheduling
+    with engine(tiny_folder, async_scheduling=False, **OPTIONS) as synchronous:
+        assert run(synchronous, [PROMPT], NUM_TOKENS) == [expected]

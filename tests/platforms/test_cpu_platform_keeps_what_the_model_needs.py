@@ -45,7 +45,7 @@ DEFAULTS = {
     "prefix": True,
     "block": 128,
     "worker": cpu.WORKER_CLASS,
-    "scheduler": "AsyncScheduler",
+    "scheduler": "DeepInferAsyncScheduler",
     "compilation": "NONE",
     "graphs": "NONE",
     "cache_bytes": cpu.DEFAULT_KV_CACHE_BYTES,
@@ -65,7 +65,7 @@ def test_defaults(v41_config):
     [
         (
             {"async_scheduling": False},
-            {"async": False, "scheduler": "Scheduler"},
+            {"async": False, "scheduler": "DeepInferScheduler"},
         ),
         ({"enable_prefix_caching": False}, {"prefix": False, "chunked": True}),
         (

@@ -16,6 +16,7 @@ Names of methods are written `Class.method`; a method may come from a base class
 from __future__ import annotations
 
 from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
+from vllm_deepinfer.contract_model import DRAFTING, MODEL
 
 _PLATFORM = "vllm.platforms.cpu"
 _INTERFACE = "vllm.platforms.interface"
@@ -24,9 +25,6 @@ _MODEL_REGISTRY = "vllm.model_executor.models.registry"
 _RENDERERS = "vllm.renderers.deepseek_v4"
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _QUANTIZATION_BASE = f"{_QUANTIZATION}.base_config"
-_LAYER_BASE = "vllm.model_executor.layers.attention_layer_base"
-_BACKEND = "vllm.v1.attention.backend"
-_KV_CACHE = "vllm.v1.kv_cache_interface"
 
 PLATFORM: tuple[Symbol, ...] = (
     overrides(_PLATFORM, "CpuPlatform.check_and_update_config", "cls", "vllm_config"),
@@ -156,92 +154,4 @@ REGISTRATION: tuple[Symbol, ...] = (
     calls("vllm.exceptions", "VLLMValidationError.__init__", "self", "message", "parameter"),
 )
 
-MODEL: tuple[Symbol, ...] = (
-    uses("vllm.forward_context", "get_forward_context"),
-    has_fields("vllm.forward_context", "ForwardContext", "attn_metadata"),
-    has_fields("vllm.config.compilation", "CompilationConfig", "static_forward_context"),
-    overrides(_LAYER_BASE, "AttentionLayerBase.get_attn_backend", "self"),
-    overrides(_LAYER_BASE, "AttentionLayerBase.get_kv_cache_spec", "self", "vllm_config"),
-    overrides(_LAYER_BASE, "AttentionLayerBase.bind_kv_cache", "self", "kv_cache"),
-    overrides(_BACKEND, "AttentionBackend.get_name"),
-    overrides(_BACKEND, "AttentionBackend.get_impl_cls"),
-    overrides(_BACKEND, "AttentionBackend.get_builder_cls"),
-    overrides(_BACKEND, "AttentionBackend.supported_kv_cache_layouts", "cls"),
-    uses(_BACKEND, "AttentionBackend.get_supported_kernel_block_sizes"),
-    uses(_BACKEND, "AttentionCGSupport.NEVER"),
-    uses(_BACKEND, "MultipleOf"),
-    overrides(
-        _BACKEND,
-        "AttentionMetadataBuilder.__init__",
-        "self",
-        "kv_cache_spec",
-        "layer_names",
-        "vllm_config",
-        "device",
-    ),
-    overrides(
-        _BACKEND,
-        "AttentionMetadataBuilder.build",
-        "self",
-        "common_prefix_len",
-        "common_attn_metadata",
-        "fast_build",
-    ),
-    has_fields(
-        _BACKEND,
-        "CommonAttentionMetadata",
-        "query_start_loc_cpu",
-        "seq_lens",
-        "block_table_tensor",
-        "slot_mapping",
-    ),
-    has_fields(
-        _KV_CACHE,
-        "SlidingWindowMLASpec",
-        "block_size",
-        "num_kv_heads",
-        "head_size",
-        "dtype",
-        "sliding_window",
-        "bounded_replay",
-    ),
-    has_fields(
-        _KV_CACHE,
-        "MLAAttentionSpec",
-        "block_size",
-        "num_kv_heads",
-        "head_size",
-        "dtype",
-        "tokens_per_state",
-    ),
-    has_fields(
-        _KV_CACHE,
-        "CircularBufferSpec",
-        "block_size",
-        "num_kv_heads",
-        "head_size",
-        "head_size_v",
-        "dtype",
-    ),
-    uses("vllm.v1.kv_cache_layout", "KVCacheLayout.BLHNC"),
-    overrides(
-        "vllm.v1.worker.gpu.model_states.default",
-        "DefaultModelState.prepare_inputs",
-        "self",
-        "input_batch",
-        "req_states",
-    ),
-    has_fields(
-        "vllm.v1.worker.gpu.input_batch",
-        "InputBatch",
-        "num_reqs",
-        "num_tokens",
-        "query_start_loc_np",
-        "idx_mapping",
-        "input_ids",
-        "positions",
-    ),
-    has_fields("vllm.v1.worker.gpu.states", "RequestState", "all_token_ids"),
-)
-
-CONTRACT: tuple[Symbol, ...] = (*PLATFORM, *WORKER, *REGISTRATION, *MODEL)
+CONTRACT: tuple[Symbol, ...] = (*PLATFORM, *WORKER, *REGISTRATION, *MODEL, *DRAFTING)

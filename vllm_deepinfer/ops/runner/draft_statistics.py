@@ -57,23 +57,33 @@ def local_logits_stats(
         judges_draft = expanded_local_pos_ptr < num_speculative_steps
     temp = temp_ptr.index_select(0, expanded_idx_mapping_ptr).float()
     target_logits = target_logits_ptr[:, :vocab_size]
-    is_greedy = judges_draft & (temp == 0.0)
+    is_greedy, is_random = judges_draft & (temp == 0.0), judges_draft & (temp != 0.0)
+    any_random = may_hold(is_random)
     if may_hold(is_greedy):
-        _summarise(
-            target_logits,
+        # Taking the maximum of a bonus row, too, is cheaper than copying the others.
+        rows = selected_rows(is_greedy) if any_random else None
+        logits = target_logits if rows is None else target_logits.index_select(0, rows)
+        _store_summary(
+            logits.float(),
+            rows,
             is_greedy,
             BLOCK_SIZE,
             target_local_max_ptr,
             token=target_local_argmax_ptr,
         )
-    is_random = judges_draft & (temp != 0.0)
-    if not may_hold(is_random):
+    if not any_random:
         return
-    _summarise(
-        target_logits, is_random, BLOCK_SIZE, target_local_max_ptr, total=target_local_sumexp_ptr
+    rows = selected_rows(is_random)
+    logits = target_logits.clone() if rows is None else target_logits.index_select(0, rows)
+    _store_summary(
+        logits.float(),
+        rows,
+        is_random,
+        BLOCK_SIZE,
+        target_local_max_ptr,
+        total=target_local_sumexp_ptr,
     )
     if HAS_DRAFT_LOGITS:
-        rows = selected_rows(is_random)
         slot, step = expanded_idx_mapping_ptr, expanded_local_pos_ptr
         if rows is not None:
             slot, step, temp = (t.index_select(0, rows) for t in (slot, step, temp))
@@ -88,18 +98,6 @@ def local_logits_stats(
         )
 
 
-def _summarise(
-    logits: torch.Tensor,
-    chosen: torch.Tensor,
-    block_size: int,
-    highest: torch.Tensor,
-    **outputs: torch.Tensor,
-) -> None:
-    rows = selected_rows(chosen)
-    logits = logits.clone() if rows is None else logits.index_select(0, rows)
-    _store_summary(logits.float(), rows, chosen, block_size, highest, **outputs)
-
-
 def _store_summary(
     logits: torch.Tensor,
     rows: torch.Tensor | None,
@@ -110,7 +108,8 @@ def _store_summary(
     total: torch.Tensor | None = None,
 ) -> None:
     """Write maximum and token, or maximum and sum, of each block of `logits` [n, vocab_size], which
-    are the `rows` of the batch (None: all), where `chosen` (bool [num_logits]). Spends `logits`."""
+    are the `rows` of the batch (None: all), where `chosen` (bool [num_logits]). The sum spends
+    `logits`."""
     chosen = chosen.unsqueeze(1)
     for columns, blocks in vocabulary_blocks(logits, block_size):
         if token is not None:

@@ -45,7 +45,7 @@ NUM_TOKENS = 120
 
 
 def read(llm, num_drafts=5):
-    return counted(scheduler(llm).draft_ledger._counters, num_drafts)
+    return counted(scheduler(llm).draft_ledger.counters, num_drafts)
 
 
 def assert_equal(found, known, num_drafts):

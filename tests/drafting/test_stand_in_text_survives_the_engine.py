@@ -83,7 +83,7 @@ def test_small_chunks(llm, chunk):
 
 def accepted_shares(llm, prompts, num_tokens):
     """Share of offered drafts that survived, per position, while the prompts are served."""
-    counters = scheduler(llm).draft_ledger._counters
+    counters = scheduler(llm).draft_ledger.counters
 
     def read():
         return np.array(

@@ -35,7 +35,7 @@ class DraftLedger:
     """
 
     def __init__(self, counters: SharedCounters, records: Path | None) -> None:
-        self._counters = counters
+        self.counters = counters
         self._watch = AcceptanceWatch()
         self._confidences: dict[str, DraftConfidence] = {}
         self._records = None if records is None else records.open("a", encoding="utf-8")
@@ -48,12 +48,12 @@ class DraftLedger:
         """Count one verified block: ``accepted`` of the first ``offered`` drafts survived."""
         confidence = self._confidences.pop(request_id, None)
         for position in range(offered):
-            self._counters.add(f"{OFFERED}_{position}")
+            self.counters.add(f"{OFFERED}_{position}")
             if position < accepted:
-                self._counters.add(f"{ACCEPTED}_{position}")
+                self.counters.add(f"{ACCEPTED}_{position}")
             if confidence is not None:
                 probability = confidence.probabilities[position]
-                self._counters.add(f"{CONFIDENCE}_{position}", probability)
+                self.counters.add(f"{CONFIDENCE}_{position}", probability)
         if confidence is not None and self._records is not None:
             self._write(request_id, confidence, offered, accepted)
         if collapse := self._watch.observe(offered, accepted):
@@ -71,7 +71,7 @@ class DraftLedger:
     def close(self) -> None:
         if self._records is not None:
             self._records.close()
-        self._counters.remove()
+        self.counters.remove()
 
     def _write(self, request_id: str, said: DraftConfidence, offered: int, accepted: int) -> None:
         record: dict[str, Any] = {

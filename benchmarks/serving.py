@@ -205,6 +205,8 @@ def summary(engine: Engine, processes: list[dict[str, Any]]) -> dict[str, Any]:
             name: best([run["tokens"] / run["seconds"] for run in runs], max)
             | {
                 "ms_per_step": min(1e3 * run["seconds"] / run["steps"] for run in runs),
+                # What the machine could do undisturbed: waiting for a core takes no CPU time.
+                "best_per_cpu_s": max(run["tokens"] / run["cpu_seconds"] for run in runs),
                 "cpu_share": [run["cpu_seconds"] / run["seconds"] for run in runs],
             }
             for name, runs in speeds.items()

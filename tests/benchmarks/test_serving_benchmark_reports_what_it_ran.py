@@ -85,7 +85,7 @@ def test_every_quantity_is_measured_as_often_as_asked(result, name):
         assert len(speed["values"]) == len(speed["cpu_share"]) == REPEATS
         assert speed["best"] == max(speed["values"]) > 0
         assert 0 <= speed["spread"] < 1
-        assert speed["ms_per_step"] > 0
+        assert speed["ms_per_step"] > 0 and speed["best_per_cpu_s"] > 0
     start = {part: value["best"] for part, value in engine["start"].items()}
     parts = start["interpreter_s"] + start["import_vllm_s"] + start["llm_constructor_s"]
     assert parts == pytest.approx(start["process_to_ready_s"])

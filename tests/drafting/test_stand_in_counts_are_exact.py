@@ -24,7 +24,7 @@ from drafting.stand_in_engine import (
     sampling,
     stand_in_engine,
 )
-from in_process import scheduler
+from in_process import counter, scheduler
 from vllm import TokensPrompt
 
 from vllm_deepinfer.cli import main as command
@@ -82,6 +82,47 @@ def test_each_block_has_its_own_confidences_in_the_scheduler(stand_ins, async_sc
             assert said.logits == tuple(block.logits[0].tolist())
             seen += 1
     assert seen > 8 * 5
+
+
+@pytest.mark.parametrize("async_scheduling", [True, False])
+@pytest.mark.parametrize("options", [{"num_gpu_blocks_override": 24}, {}], ids=["tight", "roomy"])
+def test_a_verified_block_is_settled_with_its_own_confidences(
+    stand_ins, monkeypatch, async_scheduling, options
+):
+    """Also when the request was preempted, or others were aborted, since it was drafted."""
+    llm = stand_ins(5, async_scheduling=async_scheduling, max_model_len=256, **options)
+    made, target = behave(llm, **FALLING), scheduler(llm)
+    settle, settled, before = (
+        target.draft_ledger.settle,
+        [],
+        counter(llm, "vllm:num_preemptions"),
+    )
+
+    def checked(request_id, offered, accepted):
+        request = target.requests[request_id]
+        newest = np.array([request.num_tokens - 1])
+        block = drafts(made, newest, np.array([request.all_token_ids[-1]]), 5)
+        said = target.draft_ledger.confidence(request_id)
+        right = int(block.right[0].cumprod().sum())
+        settled.append(
+            (said is not None and said.logits == tuple(block.logits[0].tolist()))
+            and offered == 5
+            and accepted == right
+        )
+        settle(request_id, offered, accepted)
+
+    monkeypatch.setattr(target.draft_ledger, "settle", checked)
+    engine, steps = llm.llm_engine, 0
+    for index in range(14):
+        tokens = TokensPrompt(prompt_token_ids=prompt(60 + index, index))
+        engine.add_request(str(index), tokens, sampling(120))
+    while engine.has_unfinished_requests():
+        engine.step()
+        steps += 1
+        if steps in (4, 9, 30):
+            engine.abort_request([str(steps % 14)])
+    assert len(settled) > 200 and all(settled)
+    assert not options or counter(llm, "vllm:num_preemptions") - before > 3
 
 
 def test_confidences_and_counts_cross_processes(tmp_path, monkeypatch):

@@ -42,6 +42,7 @@ PARAMETERS = {
     "logprobs 0": {"logprobs": 0},
     "logprobs 7": {"logprobs": 7, "temperature": 0.3, "seed": 3},
     "no logprobs": {"logprobs": None},
+    "logprob_token_ids": {"logprobs": None, "logprob_token_ids": [9, 5, 300]},
     "prompt_logprobs": {"prompt_logprobs": 3},
     "n": {"n": 3, "temperature": 0.3, "seed": 4},
     "top_k 1": {"top_k": 1, "temperature": 2.0, "seed": 5},
@@ -88,6 +89,14 @@ def test_parameters_met_accepted_drafts(batches):
     assert all(accepted[name] > 0 for name in PARAMETERS if "penal" in name), accepted
     assert accepted["prompt_logprobs"] > 0
     assert accepted["allowed_token_ids"] > 0
+
+
+def test_listed_tokens_are_scored_alone(engines):
+    """Where no request of the step asks for other log-probabilities."""
+    listed = {"logprobs": None, "logprob_token_ids": [9, 5]}
+    [output] = compare(*engines, [(PROMPT, sampling(NUM_TOKENS, **listed))])
+    rows = output.outputs[0].logprobs
+    assert [set(row) for row in rows] == [{9, 5, token} for token in tokens(output)]
 
 
 @pytest.mark.parametrize("options", [{"min_p": 0.1, "temperature": 1.0}, {"logit_bias": {7: 5.0}}])

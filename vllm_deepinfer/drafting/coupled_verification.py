@@ -12,10 +12,16 @@ d, which is what the usual probability-ratio test gives.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 NO_TOKEN = -1
@@ -50,6 +56,13 @@ def accepted_prefix(
 
 class CoupledRejectionSampler(RejectionSampler):
     """vLLM's rejection sampler with the comparison above in place of its probability test."""
+
+    def __call__(
+        self, logits: Tensor, input_batch: InputBatch, *args: Any, **kwargs: Any
+    ) -> SamplerOutput:
+        # Of the whole batch, so that all chunks of it score equally many tokens a row.
+        self._num_scores = self.sampler.get_logprobs_dims(input_batch.idx_mapping_np)
+        return super().__call__(logits, input_batch, *args, **kwargs)
 
     def _verify(
         self,
@@ -86,7 +99,37 @@ class CoupledRejectionSampler(RejectionSampler):
             is_drafting=False,
             use_fp64=sampler.use_fp64_gumbel,
         )
+        self._scored = tokens, expanded_idx_mapping
         emitted, count = accepted_prefix(
             tokens, verify_draft_sampled, cu_num_logits, self.num_speculative_steps
         )
         return processed, emitted, count
+
+    def _get_logprobs_tensors(
+        self,
+        sampled: Tensor,
+        num_sampled: Tensor,
+        logits: Tensor,
+        cu_num_logits: Tensor,
+        cu_num_logits_np: np.ndarray,
+        max_num_logprobs: int,
+    ) -> LogprobsTensors | None:
+        """Scores of the rows `_verify` has just drawn, as vLLM's sampler gives them.
+
+        vLLM's own form leaves out the tokens a request lists in ``logprob_token_ids``.
+        """
+        if self._num_scores is None:
+            return None
+        num_logprobs, num_listed = self._num_scores
+        tokens, expanded_idx_mapping = self._scored
+        has_drafts = len(logits) != len(cu_num_logits_np) - 1
+        return compute_topk_scores(
+            logits,
+            num_logprobs,
+            tokens,
+            cu_num_logits_np.tolist() if has_drafts else None,
+            logprob_token_ids_state=self.sampler.logprob_token_ids_state,
+            expanded_idx_mapping=expanded_idx_mapping,
+            max_per_req_token_ids=num_listed,
+            logits_mode=self.sampler.logprobs_mode in ("raw_logits", "processed_logits"),
+        )

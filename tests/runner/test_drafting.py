@@ -32,7 +32,9 @@ def dflash_arguments(
         batch.query_lens
     )
     num_ranks, rank, interleave = ranks
-    table = batch.integers(0, 9, num_reqs + 1, MAX_MODEL_LEN // (block_size * num_ranks) + 1)
+    # Some positions lie past the table, too.
+    width = max(MAX_MODEL_LEN // (block_size * num_ranks) - 1, 1)
+    table = batch.integers(0, 9, num_reqs + 1, width)
     table[torch.from_numpy(batch.random.random(table.shape) < 0.2)] = 0
     slot_rows = (max_num_reqs,)
 

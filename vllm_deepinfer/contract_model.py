@@ -196,6 +196,7 @@ DRAFTING: tuple[Symbol, ...] = (
         "draft_model_config",
         "draft_sample_method",
         "rejection_sample_method",
+        "disable_eagle_block_drop",
     ),
     has_fields("vllm.config.vllm", "VllmConfig", "instance_id"),
     has_fields("vllm.config.parallel", "ParallelConfig", "data_parallel_index"),

@@ -107,6 +107,7 @@ class DeepInferCpuPlatform(CpuPlatform):
         refuse_unsupported(vllm_config)
         _choose_worker_and_memory(vllm_config)
         _choose_grammar_backend(vllm_config)
+        _keep_matched_blocks(vllm_config)
         settings = _UserSettings.read(vllm_config)
         super().check_and_update_config(vllm_config)
         settings.restore(vllm_config)
@@ -174,6 +175,17 @@ def _choose_start_method() -> None:
     os.environ[_START_METHOD] = method
     if method == "fork":
         fork_safety.install()
+
+
+def _keep_matched_blocks(vllm_config: VllmConfig) -> None:
+    """Let a prefix hit keep its last block under drafting.
+
+    vLLM drops it for drafters whose rows depend on the token after them; DSpark's depend on the
+    target's layers alone. From 0.33 vLLM knows that, and no longer drops it here.
+    """
+    speculative = vllm_config.speculative_config
+    if speculative is not None:
+        speculative.disable_eagle_block_drop = True
 
 
 def _run_eagerly(vllm_config: VllmConfig) -> None:

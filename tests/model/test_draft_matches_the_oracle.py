@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from model.forcing import probe_with_decisions_of, relative_l2
-from oracle import Oracle
 
+from oracle import Oracle
 from vllm_deepinfer.models.deepseek_v41.config import V41Config
 from vllm_deepinfer.models.deepseek_v41.draft import Draft
 from vllm_deepinfer.models.deepseek_v41.presets import PRESETS, preset

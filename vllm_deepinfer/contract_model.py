@@ -114,6 +114,32 @@ DRAFTING: tuple[Symbol, ...] = (
         "seq_lens_upper_bound_np",
         "verify_draft_sampled",
     ),
+    overrides(
+        f"{_SPEC_DECODE}.rejection_sampler",
+        "RejectionSampler._get_logprobs_tensors",
+        "self",
+        "sampled",
+        "num_sampled",
+        "logits",
+        "cu_num_logits",
+        "cu_num_logits_np",
+        "max_num_logprobs",
+    ),
+    calls(
+        "vllm.v1.worker.gpu.sample.logprob",
+        "compute_topk_scores",
+        "logits",
+        "num_logprobs",
+        "sampled_token_ids",
+        "cu_num_logits",
+        "logprob_token_ids_state",
+        "expanded_idx_mapping",
+        "max_per_req_token_ids",
+        "logits_mode",
+    ),
+    calls(
+        "vllm.v1.worker.gpu.sample.sampler", "Sampler.get_logprobs_dims", "self", "idx_mapping_np"
+    ),
     calls(
         f"{_SPEC_DECODE}.rejection_sampler",
         "RejectionSampler.__init__",
@@ -136,7 +162,12 @@ DRAFTING: tuple[Symbol, ...] = (
         "seq_lens_upper_bound_np",
     ),
     has_fields(
-        "vllm.v1.worker.gpu.sample.sampler", "Sampler", "sampling_states", "use_fp64_gumbel"
+        "vllm.v1.worker.gpu.sample.sampler",
+        "Sampler",
+        "sampling_states",
+        "use_fp64_gumbel",
+        "logprobs_mode",
+        "logprob_token_ids_state",
     ),
     calls(
         "vllm.v1.worker.gpu.sample.gumbel",

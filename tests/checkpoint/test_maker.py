@@ -86,7 +86,7 @@ def test_every_kind_of_layer_is_present(config):
     plans = config.layers
     assert {plan.ratio for plan in plans} == {0, 1, 2}
     assert any(plan.has_engram for plan in plans)
-    assert any(plan.is_tap for plan in plans)
+    assert config.dspark_target_layer_ids
     assert any(plan.is_candidate_source for plan in plans)
     assert any(plan.uses_candidates and not plan.owns_kv for plan in plans)
     for ratio in (1, 2):

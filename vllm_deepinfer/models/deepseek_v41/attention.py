@@ -76,7 +76,7 @@ class Attention(nn.Module):
             self.indexer.store_keys(latents, step)
         if self.plan.owns_index:
             rows = self.indexer(query_latent, x, step, shared)
-            shared.rows, shared.cache = step.locate(self.compressed, rows), self.compressed
+            shared.rows = step.locate(self.compressed, rows)
         heads = self._attend(self._query(query_latent, step), step, shared)
         return self.wo_b(self.numerics.activation(self.wo_a(heads)))
 

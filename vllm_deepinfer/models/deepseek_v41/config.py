@@ -60,8 +60,8 @@ class LayerPlan:
 
     ``ratio`` is the number of tokens per compressed row (0: window attention only). ``kv_source``
     and ``index_source`` name the layers whose compressed rows and whose top-k selection this
-    layer reads; ``index_key_source`` is where an index source finds the keys it scores.
-    ``uses_candidates`` restricts the selection to the blocks published by the candidate source.
+    layer reads; an index source scores the keys of its ``kv_source``. ``uses_candidates`` restricts
+    the selection to the blocks published by the candidate source.
     """
 
     layer: int
@@ -71,7 +71,6 @@ class LayerPlan:
     is_candidate_source: bool
     uses_candidates: bool
     has_engram: bool
-    is_tap: bool
 
     @property
     def owns_kv(self) -> bool:
@@ -80,10 +79,6 @@ class LayerPlan:
     @property
     def owns_index(self) -> bool:
         return self.index_source == self.layer
-
-    @property
-    def index_key_source(self) -> int | None:
-        return self.kv_source
 
 
 @dataclass(frozen=True)
@@ -246,7 +241,6 @@ class V41Config:
             is_candidate_source=layer == source,
             uses_candidates=owns_index and layer > source,
             has_engram=layer in self.engram_layer_ids,
-            is_tap=layer in self.dspark_target_layer_ids,
         )
 
 

@@ -55,7 +55,6 @@ class DraftStage(DecoderLayer):
             is_candidate_source=False,
             uses_candidates=False,
             has_engram=False,
-            is_tap=False,
         )
         experts = ExpertCounts(config.dspark_n_routed_experts, config.dspark_num_experts_per_tok)
         caches = layer_caches(config, plan, numerics)

@@ -30,12 +30,11 @@ MAX_SCORES = 1 << 24
 class Selection:
     """What layers of one forward pass share: the newest selection and candidate blocks.
 
-    ``rows`` are cache rows ``[T, K]`` of ``cache``, -1 padded; ``candidates`` holds, per query
-    group and part, a boolean ``[G * q, n]`` or ``None`` where every row is a candidate.
+    ``rows`` are cache rows ``[T, K]`` of the compressed rows to attend to, -1 padded;
+    ``candidates`` holds, per query group and part that was scored, a boolean ``[G * q, n]``.
     """
 
     rows: Tensor | None = None
-    cache: Cache | None = None
     candidates: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
 

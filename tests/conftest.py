@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same cases in every run, and none of them fails for being slow on a busy machine.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
 
 # Before vLLM is imported: the engine runs in the test's own process, so that tests can reach it.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

@@ -102,7 +102,8 @@ def test_a_drafter_that_is_always_right_is_always_accepted_cold_and_after_a_pref
     prompts, faults = [prompt(300, 1), prompt(290, 2)], num_faults(llm)
     assert accepted_shares(llm, prompts, 100) == [1.0] * 5
     assert accepted_shares(llm, prompts, 100) == [1.0] * 5
-    assert cached_tokens(llm, prompts[0]) == 256
+    # Every whole block of its cache before the last token.
+    assert cached_tokens(llm, prompts[0]) == 299 // 32 * 32
     assert num_faults(llm) == faults
 
 

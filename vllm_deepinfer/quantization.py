@@ -20,17 +20,14 @@ from vllm.model_executor.layers.quantization.base_config import (
     QuantizeMethodBase,
 )
 
+from vllm_deepinfer.models.deepseek_v41.config import QUANTIZATION
+
 NAME = "deepseek_v41_stored"
 MODEL_TYPE = "deepseek_v41"
 # A checkpoint says fp8; vLLM rewrites that to its own name for this family before asking us.
-CHECKPOINT_METHODS = ("fp8", "deepseek_v4_fp8")
+CHECKPOINT_METHODS = (QUANTIZATION["quant_method"], "deepseek_v4_fp8")
 # The other keys of the checkpoint's quantization_config and the one value that is implemented.
-STORED_FORMAT: dict[str, Any] = {
-    "activation_scheme": "dynamic",
-    "weight_block_size": [32, 32],
-    "scale_fmt": "ue8m0",
-    "expert_dtype": "fp4",
-}
+STORED_FORMAT = {key: value for key, value in QUANTIZATION.items() if key != "quant_method"}
 
 
 class StoredFormatError(ValueError):

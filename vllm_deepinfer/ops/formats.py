@@ -180,14 +180,8 @@ def quantise_fp4_fine(x: Tensor) -> tuple[Tensor, Tensor]:
     return pack_e2m1(to_e2m1((grouped / scale).flatten(-2))), scale.squeeze(-1)
 
 
-def scale_groups(values: Tensor, scale: Tensor) -> Tensor:
-    """Multiply float32 ``[..., n]`` by per-group scales ``[..., n/group]``."""
-    grouped = values.unflatten(-1, (scale.shape[-1], -1))
-    return (grouped * scale.unsqueeze(-1)).flatten(-2)
-
-
 def scale_groups_(values: Tensor, scale: Tensor) -> Tensor:
-    """``scale_groups`` in place."""
+    """Multiply float32 ``[..., n]`` by per-group scales ``[..., n/group]``, in place."""
     values.unflatten(-1, (scale.shape[-1], -1)).mul_(scale.unsqueeze(-1))
     return values
 
@@ -226,7 +220,7 @@ def quantise_fp8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantise_fp8_rows(weight: Tensor, scale: Tensor) -> Tensor:
     """Float32 values ``[..., n]`` of e4m3 rows with UE8M0 scales ``[..., n/32]``."""
-    return scale_groups(weight.to(torch.float32), decode_ue8m0(scale))
+    return scale_groups_(weight.to(torch.float32), decode_ue8m0(scale))
 
 
 def quantise_fp4_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

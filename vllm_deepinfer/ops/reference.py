@@ -231,22 +231,23 @@ def candidate_rows(scores: Tensor, num_visible: Tensor, block_size: int, num_blo
 
 
 def route(
-    logits: Tensor, bias: Tensor, count: int, normalise: bool, factor: float
+    logits: Tensor,
+    bias: Tensor,
+    count: int,
+    normalise: bool,
+    factor: float,
+    forced: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Choose experts by ``sqrt(softplus(logits)) + bias`` (section 2.10).
+    """Choose experts by ``sqrt(softplus(logits)) + bias`` (section 2.10), or take ``forced`` ones.
 
     Returns:
         expert numbers ``[T, count]`` ascending, and their float32 weights, bias excluded.
     """
     scores = torch.sqrt(torch.nn.functional.softplus(logits))
-    order = torch.sort(scores + bias, dim=-1, descending=True, stable=True).indices
-    return expert_weights(scores, order[:, :count].sort(-1).values, normalise, factor)
-
-
-def expert_weights(
-    scores: Tensor, experts: Tensor, normalise: bool, factor: float
-) -> tuple[Tensor, Tensor]:
-    """Weights of given experts ``[T, count]`` from their scores ``[T, E]``."""
+    experts = forced
+    if experts is None:
+        order = torch.sort(scores + bias, dim=-1, descending=True, stable=True).indices
+        experts = order[:, :count].sort(-1).values
     weights = scores.gather(1, experts)
     if normalise and experts.shape[1] > 1:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vllm_deepinfer.ops.formats import FP8_GROUP
+
 if TYPE_CHECKING:
     from vllm_deepinfer.models.deepseek_v41.config import V41Config
 
@@ -14,7 +16,6 @@ HEAD_DIM = 512
 ROPE_DIM = 64
 INDEX_HEAD_DIM = 128
 HC_STREAMS = 4
-FP8_GROUP = 32
 
 
 def find_problems(config: V41Config) -> list[str]:

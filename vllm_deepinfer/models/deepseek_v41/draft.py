@@ -24,6 +24,7 @@ from vllm_deepinfer.models.deepseek_v41.step import Step
 from vllm_deepinfer.models.deepseek_v41.stored_weights import Fp8Linear, PlainLinear, RmsNorm
 from vllm_deepinfer.ops.numerics import Numerics
 from vllm_deepinfer.ops.reference import mix_streams
+from vllm_deepinfer.ops.rope import Rope
 
 
 class MarkovHead(nn.Module):
@@ -46,7 +47,7 @@ class ConfidenceHead(nn.Module):
 class DraftStage(DecoderLayer):
     """One draft layer; the first also projects the context, the last holds the heads."""
 
-    def __init__(self, config: V41Config, stage: int, numerics: Numerics) -> None:
+    def __init__(self, config: V41Config, stage: int, rope: Rope, numerics: Numerics) -> None:
         plan = LayerPlan(
             layer=config.num_hidden_layers + stage,
             ratio=0,
@@ -58,7 +59,7 @@ class DraftStage(DecoderLayer):
         )
         experts = ExpertCounts(config.dspark_n_routed_experts, config.dspark_num_experts_per_tok)
         caches = layer_caches(config, plan, numerics)
-        super().__init__(config, plan, caches, None, window_rope(config), numerics, experts)
+        super().__init__(config, plan, caches, None, rope, numerics, experts)
         self.window: Cache = caches.window
         hidden, eps = config.hidden_size, config.rms_norm_eps
         if stage == 0:
@@ -80,8 +81,11 @@ class Draft(nn.Module):
     def __init__(self, config: V41Config, numerics: Numerics) -> None:
         super().__init__()
         self.config, self.numerics = config, numerics
+        # One object for all stages: a step remembers the angles of a rope.
+        self.rope = window_rope(config)
         self.mtp = nn.ModuleList(
-            DraftStage(config, stage, numerics) for stage in range(config.num_nextn_predict_layers)
+            DraftStage(config, stage, self.rope, numerics)
+            for stage in range(config.num_nextn_predict_layers)
         )
 
     def all_caches(self) -> list[Cache]:
@@ -98,8 +102,8 @@ class Draft(nn.Module):
         ``slots`` holds, per stage, the cache row of each token, negative where none is written.
         """
         activation = self.numerics.activation(context)
+        cos, sin = self.rope.at(positions)
         for stage, rows in zip(self.mtp, slots, strict=True):
-            cos, sin = stage.attn.rope.at(positions)
             values = stage.attn.window_values(activation, cos, sin)
             kept = (rows >= 0).nonzero().squeeze(1)
             stage.window.store(rows[kept], values[kept])

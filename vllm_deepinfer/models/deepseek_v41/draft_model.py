@@ -17,9 +17,8 @@ from vllm_deepinfer.drafting.calibration import Calibration, load_calibration
 from vllm_deepinfer.drafting.checkpoint_identity import checkpoint_identity
 from vllm_deepinfer.models.deepseek_v41.config import ConfigError, V41Config
 from vllm_deepinfer.models.deepseek_v41.draft import Draft
-from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, step_paging
+from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, step_of
 from vllm_deepinfer.models.deepseek_v41.prepare import keep_working_copies, tokenizer_folder
-from vllm_deepinfer.models.deepseek_v41.step import Step
 from vllm_deepinfer.models.deepseek_v41.weights import load_weights
 from vllm_deepinfer.ops.numerics import Numerics
 
@@ -94,19 +93,10 @@ class DSparkV41DraftModel(nn.Module):
         metadata = get_forward_context().attn_metadata
         if not metadata:
             return hidden  # a dry run before there are caches
-        paging, starts, context_tokens = step_paging(
-            metadata, self.get_draft_kv_cache_layer_names()
-        )
-        count = starts[-1]
-        step = Step(
-            positions=positions[:count].long(),
-            query_starts=starts,
-            context_tokens=context_tokens,
-            ngram_token_ids=positions.new_empty(count, 0),
-            paging=paging,
-            is_draft_block=True,
-        )
-        hidden[:count] = self.model(self.model.embed_tokens(input_ids[:count]), step)
+        names = self.get_draft_kv_cache_layer_names()
+        step = step_of(metadata, names, positions, is_draft_block=True)
+        embedded = self.model.embed_tokens(input_ids[: step.num_tokens])
+        hidden[: step.num_tokens] = self.model(embedded, step)
         return hidden
 
     # -- sequential heads -------------------------------------------------------------------------

@@ -81,8 +81,9 @@ class Indexer(nn.Module):
                 continue
             if query is None or weights is None:
                 query, weights = self._queries(query_latent, x, step)
+            keys = self._keys(group, step)
             for part, tokens in enumerate(split_tokens(group, self.plan.ratio, self.heads)):
-                chosen = self._choose(query, weights, group, tokens, step, shared, (number, part))
+                chosen = self._choose(query, weights, keys, tokens, step, shared, (number, part))
                 rows[tokens.flatten()] = selected_rows(chosen, width)
         return self._observed(rows, step)
 
@@ -100,23 +101,25 @@ class Indexer(nn.Module):
         every = torch.arange(width, device=visible.device).expand(visible.shape[0], width)
         return every.masked_fill(every >= visible, -1)
 
+    def _keys(self, group: QueryGroup, step: Step) -> Tensor:
+        """Index keys ``[G, n, width]`` of the longest context's rows in each request."""
+        logical = torch.arange(group.max_tokens // self.plan.ratio, device=group.tokens.device)
+        every = logical.expand(len(group.requests), len(logical))
+        return self.key_cache.load(step.locate_in_requests(self.key_cache, group.requests, every))
+
     def _choose(
         self,
         query: Tensor,
         weights: Tensor,
-        group: QueryGroup,
+        keys: Tensor,
         tokens: Tensor,
         step: Step,
         shared: Selection,
         part: tuple[int, int],
     ) -> Tensor:
         """Boolean ``[G * q, n]`` of the rows chosen for ``tokens`` ``[G, q]``."""
-        count = group.max_tokens // self.plan.ratio
-        logical = torch.arange(count, device=tokens.device)
         num_visible = step.visible_rows(self.plan.ratio)[tokens]
-        visible = logical < num_visible.unsqueeze(-1)
-        every = logical.expand(tokens.shape[0], count)
-        keys = self.key_cache.load(step.locate_in_requests(self.key_cache, group.requests, every))
+        visible = torch.arange(keys.shape[1], device=tokens.device) < num_visible.unsqueeze(-1)
         scores = index_scores(query[tokens], weights[tokens], keys, visible, self.numerics)
         scores = scores.flatten(0, 1)
         if self.plan.is_candidate_source:

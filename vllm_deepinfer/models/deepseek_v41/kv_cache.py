@@ -29,7 +29,8 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from vllm_deepinfer.models.deepseek_v41.cache import OPEN_GROUP_ROWS, Cache, CacheKind
-from vllm_deepinfer.models.deepseek_v41.step import Paging
+from vllm_deepinfer.models.deepseek_v41.probe import Probe
+from vllm_deepinfer.models.deepseek_v41.step import Paging, Step
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -51,14 +52,34 @@ class CacheMetadata:
         return Paging(self.common.block_table_tensor, slots, self.block_tokens)
 
 
-def step_paging(
-    metadata: dict[str, CacheMetadata], names: list[str]
-) -> tuple[dict[str, Paging], list[int], list[int]]:
-    """Paging of the named caches, and the step's token offsets and context lengths per request."""
+def step_of(
+    metadata: dict[str, CacheMetadata],
+    names: list[str],
+    positions: Tensor,
+    ngram_token_ids: Tensor | None = None,
+    probe: Probe | None = None,
+    is_draft_block: bool = False,
+) -> Step:
+    """The step that vLLM's metadata describes, for a model that owns the named caches.
+
+    Args:
+        positions: ``[T]``, padded at the end.
+        ngram_token_ids: see ``Step``; a model without engram has none.
+    """
     common = metadata[names[0]].common
     starts = common.query_start_loc_cpu.tolist()
-    context_tokens = common.seq_lens[: len(starts) - 1].tolist()
-    return {name: metadata[name].paging(starts[-1]) for name in names}, starts, context_tokens
+    count = starts[-1]
+    if ngram_token_ids is None:
+        ngram_token_ids = positions.new_empty(count, 0)
+    return Step(
+        positions=positions[:count].long(),
+        query_starts=starts,
+        context_tokens=common.seq_lens[: len(starts) - 1].tolist(),
+        ngram_token_ids=ngram_token_ids,
+        paging={name: metadata[name].paging(count) for name in names},
+        probe=probe,
+        is_draft_block=is_draft_block,
+    )
 
 
 class CacheMetadataBuilder(AttentionMetadataBuilder[CacheMetadata]):

@@ -13,7 +13,7 @@ from vllm.model_executor.models.interfaces import SupportsEagle3
 from vllm_deepinfer.config import DeepInferConfig
 from vllm_deepinfer.models.deepseek_v41.config import V41Config
 from vllm_deepinfer.models.deepseek_v41.decoder import Decoder
-from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, CacheMetadata, step_paging
+from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, step_of
 from vllm_deepinfer.models.deepseek_v41.prepare import (
     keep_working_copies,
     load_engram_constants,
@@ -21,7 +21,6 @@ from vllm_deepinfer.models.deepseek_v41.prepare import (
     tokenizer_folder,
 )
 from vllm_deepinfer.models.deepseek_v41.probe import Probe
-from vllm_deepinfer.models.deepseek_v41.step import Step
 from vllm_deepinfer.models.deepseek_v41.weights import load_weights
 from vllm_deepinfer.ops.numerics import Numerics
 
@@ -99,7 +98,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
         if not metadata or ngram_token_ids is None:
             # A dry run before there are caches.
             return (hidden, [hidden] * len(self.tap_layers)) if self.tap_layers else hidden
-        step = self._step(metadata, positions, ngram_token_ids)
+        step = step_of(metadata, self._cache_names, positions, ngram_token_ids, self.probe)
         run = self.model.forward_token_by_token if self.batch_invariant else self.model
         taps = dict.fromkeys(self.tap_layers, hidden)
         hidden[: step.num_tokens] = run(input_ids[: step.num_tokens], step, taps)
@@ -113,16 +112,3 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
         if self.batch_invariant:
             return self.model.logits_row_by_row(hidden_states)
         return self.model.logits(hidden_states)
-
-    def _step(
-        self, metadata: dict[str, CacheMetadata], positions: Tensor, ngram_token_ids: Tensor
-    ) -> Step:
-        paging, starts, context_tokens = step_paging(metadata, self._cache_names)
-        return Step(
-            positions=positions[: starts[-1]].long(),
-            query_starts=starts,
-            context_tokens=context_tokens,
-            ngram_token_ids=ngram_token_ids,
-            paging=paging,
-            probe=self.probe,
-        )

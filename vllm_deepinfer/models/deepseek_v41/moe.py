@@ -16,7 +16,7 @@ from vllm_deepinfer.models.deepseek_v41.stored_weights import (
     parameter,
 )
 from vllm_deepinfer.ops.numerics import Numerics
-from vllm_deepinfer.ops.reference import clamped_swiglu, expert_weights, route
+from vllm_deepinfer.ops.reference import clamped_swiglu, route
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,14 @@ class Router(PlainLinear):
     def choose(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor]:
         """Expert numbers ``[T, k]`` and their weights for ``[T, D]`` tokens."""
         config = self.config
-        normalise, factor = config.norm_topk_prob, config.routed_scaling_factor
-        logits = self(x)
-        if forced is not None:
-            scores = torch.sqrt(torch.nn.functional.softplus(logits))
-            return expert_weights(scores, forced, normalise, factor)
-        return route(logits, self.bias, self.count, normalise, factor)
+        return route(
+            self(x),
+            self.bias,
+            self.count,
+            config.norm_topk_prob,
+            config.routed_scaling_factor,
+            forced,
+        )
 
 
 class Experts(nn.Module):

@@ -17,7 +17,7 @@ from vllm_deepinfer.models.deepseek_v41.draft_model import (
     check_same_checkpoint,
     read_calibration,
 )
-from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, step_paging
+from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, step_of
 from vllm_deepinfer.models.deepseek_v41.step import Step
 from vllm_deepinfer.testing.stand_in.journal import (
     POSITION,
@@ -126,12 +126,9 @@ class StandInDrafter(nn.Module):
         metadata = get_forward_context().attn_metadata
         if not metadata:
             return hidden
-        paging, starts, context_tokens = step_paging(
-            metadata, self.get_draft_kv_cache_layer_names()
-        )
-        step = Step(positions, starts, context_tokens, positions.new_empty(0, 0), paging)
-        blocks = input_ids[: starts[-1]].view(-1, self.num_drafts).numpy().astype(np.int64)
-        first = positions[: starts[-1]].view(-1, self.num_drafts)[:, 0].long()
+        step = step_of(metadata, self.get_draft_kv_cache_layer_names(), positions)
+        blocks = input_ids[: step.num_tokens].view(-1, self.num_drafts).numpy().astype(np.int64)
+        first = step.positions.view(-1, self.num_drafts)[:, 0]
         whole = self._is_whole(step, blocks, first)
         self.num_faults += int((~whole).sum())
         made = drafts(self.settings, first.numpy(), blocks[:, 0], self.num_drafts)
@@ -141,7 +138,7 @@ class StandInDrafter(nn.Module):
             first.numpy()[:, None], blocks[:, :1], np.arange(self.num_drafts), wrong
         )
         numbers = np.stack(columns, -1).reshape(-1, NUM_HEAD_NUMBERS)
-        hidden[: starts[-1]] = to_hidden(numbers, hidden.shape[1], self.dtype)
+        hidden[: step.num_tokens] = to_hidden(numbers, hidden.shape[1], self.dtype)
         return hidden
 
     def _is_whole(self, step: Step, blocks: np.ndarray, first: Tensor) -> np.ndarray:

@@ -12,7 +12,7 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.models.interfaces import SupportsEagle3
 
 from vllm_deepinfer.models.deepseek_v41.config import V41Config
-from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, step_paging
+from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, step_of
 from vllm_deepinfer.models.deepseek_v41.step import Step
 from vllm_deepinfer.testing.stand_in.journal import TOKEN, Journal, from_hidden, to_hidden
 from vllm_deepinfer.testing.stand_in.law import POISON, Settings, logits_table
@@ -91,15 +91,8 @@ class StandInTarget(nn.Module, SupportsEagle3):
         hidden = torch.zeros(len(positions), self.config.hidden_size, dtype=self.dtype)
         taps = [hidden.clone() for _ in self.tap_layers]
         if metadata and ngram_token_ids is not None:
-            paging, starts, context_tokens = step_paging(metadata, [CACHE_NAME])
-            step = Step(
-                positions=positions[: starts[-1]].long(),
-                query_starts=starts,
-                context_tokens=context_tokens,
-                ngram_token_ids=ngram_token_ids,
-                paging=paging,
-            )
-            self._compute(input_ids[: starts[-1]].numpy().astype(np.int64), step, hidden, taps)
+            step = step_of(metadata, [CACHE_NAME], positions, ngram_token_ids)
+            self._compute(input_ids[: step.num_tokens].numpy().astype(np.int64), step, hidden, taps)
         return (hidden, taps) if self.tap_layers else hidden
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ _INTERFACE = "vllm.platforms.interface"
 _CONFIG = "vllm.config.vllm"
 _MODEL_REGISTRY = "vllm.model_executor.models.registry"
 _RENDERERS = "vllm.renderers.deepseek_v4"
+_ENGINE = "vllm.v1.engine.core"
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _QUANTIZATION_BASE = f"{_QUANTIZATION}.base_config"
 
@@ -154,4 +155,12 @@ REGISTRATION: tuple[Symbol, ...] = (
     calls("vllm.exceptions", "VLLMValidationError.__init__", "self", "message", "parameter"),
 )
 
-CONTRACT: tuple[Symbol, ...] = (*PLATFORM, *WORKER, *REGISTRATION, *MODEL, *DRAFTING)
+# Replaced on the class itself by patch/dp_vote.py, and what that reads of an engine.
+VOTE: tuple[Symbol, ...] = (
+    overrides(_ENGINE, "DPEngineCoreProc._has_global_unfinished_reqs", "self", "local_unfinished"),
+    overrides(_ENGINE, "DPEngineCoreProc._should_throttle_prefills", "self"),
+    has_fields(_ENGINE, "DPEngineCoreProc", "scheduler", "vllm_config", "dp_group", "step_counter"),
+    has_fields("vllm.config.parallel", "ParallelConfig", "cpu_distributed_timeout_seconds"),
+)
+
+CONTRACT: tuple[Symbol, ...] = (*PLATFORM, *WORKER, *REGISTRATION, *VOTE, *MODEL, *DRAFTING)

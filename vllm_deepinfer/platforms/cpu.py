@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+COMMUNICATOR_CLASS = "vllm_deepinfer.distributed.communicator.DeepInferCpuCommunicator"
 WORKER_CLASS = "vllm_deepinfer.worker.cpu.DeepInferCpuWorker"
 DEFAULT_BLOCK_SIZE_TOKENS = 128
 # Stock CPU takes nine tenths of the machine's memory for the cache and refuses to start if they are
@@ -137,6 +138,16 @@ class DeepInferCpuPlatform(CpuPlatform):
         """Leaves this model's block size alone: its cache groups are declared for it."""
         if not is_our_model(vllm_config):
             super().update_block_size_for_backend(vllm_config)
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        """For this model, the communicator that its expert parallelism needs."""
+        from vllm.config import get_current_vllm_config_or_none
+
+        config = get_current_vllm_config_or_none()
+        if config is not None and is_our_model(config):
+            return COMMUNICATOR_CLASS
+        return super().get_device_communicator_cls()
 
     @classmethod
     def support_hybrid_kv_cache(cls) -> bool:

@@ -62,12 +62,6 @@ RULES: tuple[Rule, ...] = (
         _ONE_PROCESS,
     ),
     Rule(
-        "--data-parallel-size",
-        lambda c: c.parallel_config.data_parallel_size,
-        (1,),
-        _ONE_PROCESS,
-    ),
-    Rule(
         "--prefill-context-parallel-size",
         lambda c: c.parallel_config.prefill_context_parallel_size,
         (1,),

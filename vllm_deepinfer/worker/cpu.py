@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from vllm_deepinfer.distributed.joining import joining
 from vllm_deepinfer.ops import runner
 from vllm_deepinfer.worker import confidences, threads
 
@@ -25,6 +26,14 @@ class DeepInferCpuWorker(CPUWorker):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         confidences.enable_confidences(self.model_runner.speculator)
+
+    def execute_dummy_batch(self) -> None:
+        """Take part in a step of other ranks. Nothing is computed but what they need of this one.
+
+        ``model_runner._dummy_run`` by itself, as warm-ups call it, computes its whole batch.
+        """
+        with joining():
+            super().execute_dummy_batch()
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         output = super().sample_tokens(grammar_output)

@@ -9,6 +9,11 @@ from vllm_deepinfer.models.deepseek_v41.attention import Attention
 from vllm_deepinfer.models.deepseek_v41.cache import Cache, LayerCaches, layer_caches
 from vllm_deepinfer.models.deepseek_v41.config import LayerPlan, V41Config
 from vllm_deepinfer.models.deepseek_v41.engram import Engram
+from vllm_deepinfer.models.deepseek_v41.expert_exchange import (
+    ExpertExchange,
+    LocalExperts,
+    RankRows,
+)
 from vllm_deepinfer.models.deepseek_v41.hyper_connections import (
     add_mix_parameters,
     first_pre_mix,
@@ -17,7 +22,7 @@ from vllm_deepinfer.models.deepseek_v41.hyper_connections import (
 from vllm_deepinfer.models.deepseek_v41.indexer import Selection
 from vllm_deepinfer.models.deepseek_v41.moe import ExpertCounts, MixtureOfExperts
 from vllm_deepinfer.models.deepseek_v41.probe import Quantity
-from vllm_deepinfer.models.deepseek_v41.step import Step
+from vllm_deepinfer.models.deepseek_v41.step import Step, round_rows
 from vllm_deepinfer.models.deepseek_v41.stored_weights import PlainLinear, RmsNorm, parameter
 from vllm_deepinfer.ops.numerics import Numerics
 from vllm_deepinfer.ops.reference import expand_streams, mix_streams
@@ -68,6 +73,7 @@ class DecoderLayer(nn.Module):
         rope: Rope,
         numerics: Numerics,
         experts: ExpertCounts,
+        exchange: ExpertExchange,
     ) -> None:
         super().__init__()
         self.config, self.plan, self.numerics = config, plan, numerics
@@ -78,7 +84,7 @@ class DecoderLayer(nn.Module):
         self.attn_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, numerics)
         self.attn = Attention(config, plan, caches, source, rope, numerics)
         self.ffn_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, numerics)
-        self.ffn = MixtureOfExperts(config, plan.layer, experts, numerics)
+        self.ffn = MixtureOfExperts(config, plan.layer, experts, numerics, exchange)
 
     def forward(
         self, streams: Tensor, pre: Tensor, step: Step, shared: Selection
@@ -98,16 +104,21 @@ class DecoderLayer(nn.Module):
         streams = expand_streams(self.attn(x, step, shared), streams, post, comb, numerics)
         ffn_pre, post, comb = layer_mixes(self, "ffn", streams, self.config)
         x = self.ffn_norm(mix_streams(streams, attn_pre, numerics))
-        streams = expand_streams(self.ffn(x, step.probe), streams, post, comb, numerics)
+        streams = expand_streams(
+            self.ffn(x, step.rank_rows, step.probe), streams, post, comb, numerics
+        )
         return streams, ffn_pre
 
 
 class Decoder(nn.Module):
     """Token ids to final hidden states; parameters are named as in the checkpoint."""
 
-    def __init__(self, config: V41Config, numerics: Numerics) -> None:
+    def __init__(
+        self, config: V41Config, numerics: Numerics, exchange: ExpertExchange | None = None
+    ) -> None:
         super().__init__()
         self.config, self.numerics = config, numerics
+        exchange = exchange or LocalExperts()
         self.caches = [layer_caches(config, plan, numerics) for plan in config.layers]
         plain, compressed = window_rope(config), compressed_rope(config)
         experts = ExpertCounts(config.n_routed_experts, config.num_experts_per_tok)
@@ -121,6 +132,7 @@ class Decoder(nn.Module):
                 compressed if plan.ratio else plain,
                 numerics,
                 experts,
+                exchange,
             )
             for plan in config.layers
         )
@@ -166,10 +178,22 @@ class Decoder(nn.Module):
             part = None if taps is None else dict(taps)
             outputs.append(self(token_ids[index : index + 1], step.token(index), part))
             parts.append(part)
+        self.join_token_by_token(step.rank_rows, len(token_ids))
         if taps is not None:
             for layer in taps:
                 taps[layer] = torch.cat([part[layer] for part in parts])
         return torch.cat(outputs)
+
+    def join(self, rank_rows: RankRows) -> None:
+        """Take part in a forward pass of other ranks, with no token of one's own."""
+        if any(rank_rows):
+            for layer in self.layers:
+                layer.ffn.join(rank_rows)
+
+    def join_token_by_token(self, rank_rows: RankRows, first_round: int = 0) -> None:
+        """``join`` the rounds of ``forward_token_by_token`` from ``first_round`` on."""
+        for index in range(first_round, max(rank_rows, default=0)):
+            self.join(round_rows(rank_rows, index))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits ``[n, V]`` of hidden states ``[n, D]``."""

@@ -17,6 +17,11 @@ from vllm_deepinfer.models.deepseek_v41.decoder import (
     expand,
     window_rope,
 )
+from vllm_deepinfer.models.deepseek_v41.expert_exchange import (
+    ExpertExchange,
+    LocalExperts,
+    RankRows,
+)
 from vllm_deepinfer.models.deepseek_v41.hyper_connections import first_pre_mix
 from vllm_deepinfer.models.deepseek_v41.indexer import Selection
 from vllm_deepinfer.models.deepseek_v41.moe import ExpertCounts
@@ -47,7 +52,14 @@ class ConfidenceHead(nn.Module):
 class DraftStage(DecoderLayer):
     """One draft layer; the first also projects the context, the last holds the heads."""
 
-    def __init__(self, config: V41Config, stage: int, rope: Rope, numerics: Numerics) -> None:
+    def __init__(
+        self,
+        config: V41Config,
+        stage: int,
+        rope: Rope,
+        numerics: Numerics,
+        exchange: ExpertExchange,
+    ) -> None:
         plan = LayerPlan(
             layer=config.num_hidden_layers + stage,
             ratio=0,
@@ -59,7 +71,7 @@ class DraftStage(DecoderLayer):
         )
         experts = ExpertCounts(config.dspark_n_routed_experts, config.dspark_num_experts_per_tok)
         caches = layer_caches(config, plan, numerics)
-        super().__init__(config, plan, caches, None, rope, numerics, experts)
+        super().__init__(config, plan, caches, None, rope, numerics, experts, exchange)
         self.window: Cache = caches.window
         hidden, eps = config.hidden_size, config.rms_norm_eps
         if stage == 0:
@@ -78,13 +90,16 @@ class Draft(nn.Module):
     Embedding and output head are the target's and are passed in.
     """
 
-    def __init__(self, config: V41Config, numerics: Numerics) -> None:
+    def __init__(
+        self, config: V41Config, numerics: Numerics, exchange: ExpertExchange | None = None
+    ) -> None:
         super().__init__()
         self.config, self.numerics = config, numerics
+        exchange = exchange or LocalExperts()
         # One object for all stages: a step remembers the angles of a rope.
         self.rope = window_rope(config)
         self.mtp = nn.ModuleList(
-            DraftStage(config, stage, self.rope, numerics)
+            DraftStage(config, stage, self.rope, numerics, exchange)
             for stage in range(config.num_nextn_predict_layers)
         )
 
@@ -115,6 +130,12 @@ class Draft(nn.Module):
         for stage in self.mtp:
             streams, pre = stage(streams, pre, step, Selection())
         return mix_streams(streams, pre, self.numerics)
+
+    def join(self, rank_rows: RankRows) -> None:
+        """Take part in other ranks' drafting, with no block of one's own."""
+        if any(rank_rows):
+            for stage in self.mtp:
+                stage.ffn.join(rank_rows)
 
     @property
     def confidence_head(self) -> ConfidenceHead:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from vllm.forward_context import get_forward_context
 
 from vllm_deepinfer.config import DeepInferConfig
+from vllm_deepinfer.distributed.exchange import expert_exchange
+from vllm_deepinfer.distributed.joining import is_joining
 from vllm_deepinfer.drafting.calibration import Calibration, load_calibration
 from vllm_deepinfer.drafting.checkpoint_identity import checkpoint_identity
 from vllm_deepinfer.models.deepseek_v41.config import ConfigError, V41Config
@@ -47,7 +49,8 @@ class DSparkV41DraftModel(nn.Module):
         self.newest_confidence_logits: Tensor | None = None
         self.weight_cache_gib = options.weight_cache_gib
         numerics = Numerics(draft_config.dtype, options.quantization == "stored")
-        self.model = Draft(self.config, numerics)
+        self.exchange = expert_exchange(vllm_config, "draft")
+        self.model = Draft(self.config, numerics, self.exchange)
         window = self.config.sliding_window
         self.cache_layers = nn.ModuleList(
             CacheLayer(cache, window, vllm_config) for cache in self.model.all_caches()
@@ -58,7 +61,7 @@ class DSparkV41DraftModel(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Fill the stages from the checkpoint's ``mtp.*`` tensors."""
-        loaded = load_weights(self.model, weights, self.config, "draft")
+        loaded = load_weights(self.model, weights, self.config, "draft", self.exchange.held)
         keep_working_copies(self.model, self.weight_cache_gib)
         return {f"model.{name}" for name in loaded}
 
@@ -86,15 +89,19 @@ class DSparkV41DraftModel(nn.Module):
     def forward(
         self, input_ids: Tensor, positions: Tensor, inputs_embeds: Tensor | None = None
     ) -> Tensor:
-        """Head inputs ``[T, D]`` of the blocks; rows that pad the batch are zero."""
+        """Head inputs ``[T, D]`` of the blocks; rows that pad or only join are zero."""
         hidden = torch.zeros(
             len(positions), self.config.hidden_size, dtype=self.model.numerics.dtype
         ).to(positions.device)
         metadata = get_forward_context().attn_metadata
         if not metadata:
             return hidden  # a dry run before there are caches
+        if is_joining():
+            self.model.join(self.exchange.row_counts(0))
+            return hidden
         names = self.get_draft_kv_cache_layer_names()
         step = step_of(metadata, names, positions, is_draft_block=True)
+        step.rank_rows = self.exchange.row_counts(step.num_tokens)
         embedded = self.model.embed_tokens(input_ids[: step.num_tokens])
         hidden[: step.num_tokens] = self.model(embedded, step)
         return hidden

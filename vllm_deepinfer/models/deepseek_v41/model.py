@@ -11,6 +11,8 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.models.interfaces import SupportsEagle3
 
 from vllm_deepinfer.config import DeepInferConfig
+from vllm_deepinfer.distributed.exchange import expert_exchange
+from vllm_deepinfer.distributed.joining import is_joining
 from vllm_deepinfer.models.deepseek_v41.config import V41Config
 from vllm_deepinfer.models.deepseek_v41.decoder import Decoder
 from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, step_of
@@ -42,7 +44,8 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
         self.weight_cache_gib = options.weight_cache_gib
         self.batch_invariant = options.batch_invariant
         numerics = Numerics(model_config.dtype, options.quantization == "stored")
-        self.model = Decoder(self.config, numerics)
+        self.exchange = expert_exchange(vllm_config, "target", options.batch_invariant)
+        self.model = Decoder(self.config, numerics, self.exchange)
         window = self.config.sliding_window
         self.cache_layers = nn.ModuleList(
             CacheLayer(cache, window, vllm_config) for cache in self.model.all_caches()
@@ -62,7 +65,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Fill the decoder from a checkpoint's tensors and make it ready to run."""
-        loaded = load_weights(self.model, weights, self.config, "target")
+        loaded = load_weights(self.model, weights, self.config, "target", self.exchange.held)
         set_engram_constants(self.model, load_engram_constants(self.config, self.model_folder))
         keep_working_copies(self.model, self.weight_cache_gib)
         return {f"model.{name}" for name in loaded}
@@ -89,7 +92,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
     ) -> Tensor | tuple[Tensor, list[Tensor]]:
         """Final hidden states ``[T, D]``, and taps ``[T, D]`` once layers were set for them.
 
-        Rows that pad the batch are zero.
+        Rows that pad the batch are zero, and all rows of a batch that only joins other ranks.
         """
         metadata = get_forward_context().attn_metadata
         hidden = torch.zeros(
@@ -98,7 +101,11 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
         if not metadata or ngram_token_ids is None:
             # A dry run before there are caches.
             return (hidden, [hidden] * len(self.tap_layers)) if self.tap_layers else hidden
+        if is_joining():
+            self._join()
+            return (hidden, [hidden] * len(self.tap_layers)) if self.tap_layers else hidden
         step = step_of(metadata, self._cache_names, positions, ngram_token_ids, self.probe)
+        step.rank_rows = self.exchange.row_counts(step.num_tokens)
         run = self.model.forward_token_by_token if self.batch_invariant else self.model
         taps = dict.fromkeys(self.tap_layers, hidden)
         hidden[: step.num_tokens] = run(input_ids[: step.num_tokens], step, taps)
@@ -106,6 +113,13 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
             return hidden
         padding = (0, 0, 0, len(positions) - step.num_tokens)
         return hidden, [nn.functional.pad(tap, padding) for tap in taps.values()]
+
+    def _join(self) -> None:
+        rank_rows = self.exchange.row_counts(0)
+        if self.batch_invariant:
+            self.model.join_token_by_token(rank_rows)
+        else:
+            self.model.join(rank_rows)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Float32 logits ``[n, V]``."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vllm_deepinfer.models.deepseek_v41.cache import Cache
+from vllm_deepinfer.models.deepseek_v41.expert_exchange import RankRows
 from vllm_deepinfer.models.deepseek_v41.probe import Probe
 from vllm_deepinfer.ops.rope import Rope
 
@@ -67,6 +68,7 @@ class Step:
         paging: by cache name.
         is_draft_block: every token sees its whole block and the window before it, not only what
             precedes it.
+        rank_rows: tokens each rank computes in this pass; empty without expert parallelism.
     """
 
     positions: Tensor
@@ -76,6 +78,7 @@ class Step:
     paging: Mapping[str, Paging]
     probe: Probe | None = None
     is_draft_block: bool = False
+    rank_rows: RankRows = ()
     _memo: dict = field(default_factory=dict, repr=False)
 
     @property
@@ -117,6 +120,7 @@ class Step:
             ngram_token_ids=self.ngram_token_ids[index : index + 1],
             paging=paging,
             probe=self.probe,
+            rank_rows=round_rows(self.rank_rows, index),
         )
 
     def rotation(self, rope: Rope, tokens_per_row: int = 1) -> tuple[Tensor, Tensor]:
@@ -211,6 +215,11 @@ class Step:
         if key not in self._memo:
             self._memo[key] = compute()
         return self._memo[key]
+
+
+def round_rows(rank_rows: RankRows, index: int) -> RankRows:
+    """Tokens each rank computes in round ``index`` of a pass that computes every token alone."""
+    return tuple(int(index < rows) for rows in rank_rows)
 
 
 def _locate(block_table: Tensor, requests: Tensor, rows: Tensor, rows_per_block: int) -> Tensor:

@@ -2,14 +2,14 @@
 
 The model's parameters are named like the checkpoint's tensors, except that the routed experts of
 a layer are stacked: tensor ``layers.3.ffn.experts.7.w1.weight`` is row 7 of parameter
-``layers.3.ffn.experts.w1.weight``.
+``layers.3.ffn.experts.w1.weight``, or a lower one on a rank that holds only some experts.
 Source: V4.1 specification, section 6.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
@@ -23,6 +23,7 @@ from vllm_deepinfer.models.deepseek_v41.weight_problems import Problems
 logger = get_logger(__name__)
 
 Part = Literal["target", "draft"]
+Held = Callable[[int], range]
 
 _OPTIONAL_PREFIX = "model."
 _DRAFT_PREFIX = "mtp."
@@ -39,8 +40,10 @@ def destination(name: str) -> tuple[str, int | None]:
     return f"{expert[1]}.{expert[3]}", int(expert[2])
 
 
-def expected_parameters(config: V41Config, part: Part) -> dict[str, TensorSpec]:
+def expected_parameters(config: V41Config, part: Part, held: Held = range) -> dict[str, TensorSpec]:
     """Return name -> dtype and shape of every parameter the model of ``part`` must have.
+
+    ``held`` gives, for a number of routed experts, those that the model has.
 
     Vision tensors have no parameter: the model is text only.
     """
@@ -54,7 +57,8 @@ def expected_parameters(config: V41Config, part: Part) -> dict[str, TensorSpec]:
         if row is None:
             parameters[parameter] = spec
         else:  # rows come in order, so the last one gives the count
-            parameters[parameter] = TensorSpec(parameter, spec.dtype, (row + 1, *spec.shape))
+            rows = len(held(row + 1))
+            parameters[parameter] = TensorSpec(parameter, spec.dtype, (rows, *spec.shape))
     return parameters
 
 
@@ -63,12 +67,14 @@ def load_weights(
     weights: Iterable[tuple[str, Tensor]],
     config: V41Config,
     part: Part,
+    held: Held = range,
 ) -> set[str]:
     """Copy the tensors of ``part`` into the parameters of ``model``, byte for byte.
 
-    Every recognised tensor is checked, also those of the other part and of the vision tower, which
-    are then skipped. A text-only checkpoint, without any vision tensor and any ``gate.bias_vl``, is
-    accepted; its ``gate.bias_vl`` parameters become zero.
+    Every recognised tensor is checked, also those of the other part, of the vision tower and of
+    experts that other ranks hold, which are then skipped. A text-only checkpoint, without any
+    vision tensor and any ``gate.bias_vl``, is accepted; its ``gate.bias_vl`` parameters become
+    zero.
 
     Args:
         model: has exactly the parameters of :func:`expected_parameters`.
@@ -76,6 +82,7 @@ def load_weights(
             ``model.``. No tensor is kept.
         config: the checkpoint's configuration.
         part: ``"target"`` for the decoder, ``"draft"`` for the draft stages ``mtp.*``.
+        held: gives, for a number of routed experts, those whose weights ``model`` has.
 
     Returns:
         The names of all parameters, every one filled.
@@ -84,7 +91,8 @@ def load_weights(
         WeightsError: names every missing, unexpected, repeated or wrongly shaped or typed tensor.
         ValueError: the model does not have the expected parameters.
     """
-    parameters = _checked_parameters(model, config, part)
+    parameters = _checked_parameters(model, config, part, held)
+    experts = held(_num_experts(config, part))
     tensors = schema(config)
     problems = Problems()
     seen: set[str] = set()
@@ -96,7 +104,10 @@ def load_weights(
             problems.add("unexpected", raw_name)
         elif _matches(tensor, tensors[name], problems) and _has_parameter(name, part):
             parameter, row = destination(name)
-            _copy(tensor, parameters[parameter] if row is None else parameters[parameter][row])
+            if row is None:
+                _copy(tensor, parameters[parameter])
+            elif row in experts:
+                _copy(tensor, parameters[parameter][experts.index(row)])
         seen.add(name)
 
     required = [name for name in tensors if _belongs(name, part)]
@@ -113,6 +124,10 @@ def load_weights(
 def _belongs(name: str, part: Part) -> bool:
     """Whether a checkpoint needs tensor ``name`` for ``part``; the target has the vision tower."""
     return name.startswith(_DRAFT_PREFIX) == (part == "draft")
+
+
+def _num_experts(config: V41Config, part: Part) -> int:
+    return config.n_routed_experts if part == "target" else config.dspark_n_routed_experts
 
 
 def _has_parameter(name: str, part: Part) -> bool:
@@ -157,9 +172,11 @@ def _zero_vision_biases(parameters: dict[str, nn.Parameter], part: Part) -> None
     )
 
 
-def _checked_parameters(model: nn.Module, config: V41Config, part: Part) -> dict[str, nn.Parameter]:
+def _checked_parameters(
+    model: nn.Module, config: V41Config, part: Part, held: Held
+) -> dict[str, nn.Parameter]:
     parameters = dict(model.named_parameters())
-    expected = expected_parameters(config, part)
+    expected = expected_parameters(config, part, held)
     wrong = [f"{name} is absent" for name in expected if name not in parameters]
     for name, parameter in parameters.items():
         spec = expected.get(name)

@@ -1,0 +1,70 @@
+"""Expert parallelism over vLLM's expert-parallel group: see ``ExpertExchange``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from vllm.distributed.parallel_state import get_ep_group
+
+from vllm_deepinfer.models.deepseek_v41.expert_exchange import (
+    ExpertExchange,
+    LocalExperts,
+    RankRows,
+    contiguous_share,
+)
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+# Told with the number of rows, so that ranks that are out of step notice.
+PASSES = ("target", "draft")
+
+
+class OutOfStepError(RuntimeError):
+    """Ranks run different forward passes at the same time."""
+
+
+class GroupExchange:
+    """Experts spread over the ranks of a group that has ``all_gatherv`` and ``reduce_scatterv``.
+
+    Args:
+        group: a vLLM ``GroupCoordinator`` or a communicator.
+        forward_pass: which of ``PASSES`` the rows belong to.
+        rows_alone: see ``ExpertExchange``.
+    """
+
+    def __init__(self, group: Any, forward_pass: str, rows_alone: bool) -> None:
+        self.group, self.rows_alone = group, rows_alone
+        self._pass = PASSES.index(forward_pass)
+
+    def held(self, num_experts: int) -> range:
+        return contiguous_share(num_experts, self.group.rank_in_group, self.group.world_size)
+
+    def row_counts(self, num_rows: int) -> RankRows:
+        told = self.group.all_gather(torch.tensor([[self._pass, num_rows]]), dim=0)
+        passes, counts = told.unbind(1)
+        if passes.unique().numel() > 1:
+            running = ", ".join(PASSES[number] for number in passes.tolist())
+            raise OutOfStepError(
+                f"ranks 0 to {len(passes) - 1} run different forward passes at the same time: "
+                f"{running}."
+            )
+        return tuple(counts.tolist())
+
+    def gather(self, tensors: list[Tensor], rank_rows: RankRows) -> list[Tensor]:
+        return self.group.all_gatherv(tensors, dim=0, sizes=list(rank_rows))
+
+    def bring_back(self, outputs: Tensor, rank_rows: RankRows) -> Tensor:
+        return self.group.reduce_scatterv(outputs, dim=0, sizes=list(rank_rows))
+
+
+def expert_exchange(
+    vllm_config: VllmConfig, forward_pass: str, rows_alone: bool = False
+) -> ExpertExchange:
+    """The exchange a configuration asks for: over its ranks, or none."""
+    parallel = vllm_config.parallel_config
+    if parallel.enable_expert_parallel and parallel.data_parallel_size > 1:
+        return GroupExchange(get_ep_group(), forward_pass, rows_alone)
+    return LocalExperts()

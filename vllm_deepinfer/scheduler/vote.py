@@ -58,6 +58,9 @@ class Ballot(NamedTuple):
     prefill_step_us: int = 0
 
 
+_NUM_FLAGS = 3  # leading fields of a ballot that are 0 or 1
+
+
 class VoteError(ValueError):
     """A setting of the vote is not allowed, or ballots do not match what was agreed."""
 
@@ -71,7 +74,7 @@ class VoteSettings:
     any_interval: every so many steps, a prefill if any rank wants one: the bound.
     resume_interval: steps between bursts of one prompt; 0 leaves it to the other points.
     idle_interval: steps between checks for ranks that wait while nobody decodes; 0 for none.
-    max_prefill_steps: most prefill steps in a row before decodes run again.
+    max_prefill_steps: most prefill steps in a row that one grant gives.
     ballot_interval: `slo`: steps between ballots.
     ttft_target_ms, itl_target_ms: `slo`: time to first token; mean time between tokens.
 
@@ -93,12 +96,13 @@ class VoteSettings:
         if self.mode not in ("cadence", "slo"):
             raise VoteError(f"mode is {self.mode!r}; allowed: 'cadence', 'slo'.")
         for name in ("all_interval", "any_interval", "max_prefill_steps", "ballot_interval"):
-            _require(self, name, minimum=1)
+            _require(name, getattr(self, name), minimum=1)
         for name in ("resume_interval", "idle_interval"):
-            _require(self, name, minimum=0)
+            _require(name, getattr(self, name), minimum=0)
         for name in ("ttft_target_ms", "itl_target_ms"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise VoteError(f"{name} is {getattr(self, name)}; it must be positive and finite.")
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise VoteError(f"{name} is {value!r}; it must be a number, positive and finite.")
 
     @classmethod
     def compatible(cls) -> VoteSettings:
@@ -106,10 +110,19 @@ class VoteSettings:
         return cls(resume_interval=0, idle_interval=0, max_prefill_steps=1)
 
 
-def _require(settings: VoteSettings, name: str, minimum: int) -> None:
-    value = getattr(settings, name)
+def _require(name: str, value: object, minimum: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise VoteError(f"{name} is {value!r}; it must be an integer of at least {minimum}.")
+
+
+def _check_ballot(rank: int, ballot: Ballot) -> None:
+    if min(ballot) >= 0 and max(ballot[:_NUM_FLAGS]) <= 1:
+        return
+    for position, (name, value) in enumerate(zip(Ballot._fields, ballot, strict=True)):
+        is_flag = position < _NUM_FLAGS
+        if value < 0 or (is_flag and value > 1):
+            allowed = "0 or 1" if is_flag else "0 or more"
+            raise VoteError(f"{name} in the ballot of rank {rank} is {value}; allowed: {allowed}.")
 
 
 class Verdict(NamedTuple):
@@ -133,8 +146,7 @@ class Vote:
     """
 
     def __init__(self, settings: VoteSettings, num_ranks: int) -> None:
-        if num_ranks < 1:
-            raise VoteError(f"num_ranks is {num_ranks}; it must be at least 1.")
+        _require("num_ranks", num_ranks, minimum=1)
         self.settings, self.num_ranks = settings, num_ranks
         self.reset()
 
@@ -160,15 +172,16 @@ class Vote:
             ballots: one of each rank in rank order, given exactly when `needs_ballots()`.
 
         Raises:
-            VoteError: ballots are given when none were due, or not from every rank.
+            VoteError: ballots are given when none were due, or not from every rank, or one holds
+                a value that is not allowed.
         """
         self._check(ballots)
         if ballots is None:
             self.decode_steps += 1
             return Verdict(Phase.DECODE, None, False)
-        self._settle(ballots)
+        was_empty = self._settle(ballots)
         wanting = [ballot for ballot in ballots if ballot.wants_prefill]
-        kind = self._granted(wanting, ballots) if wanting else None
+        kind = self._granted(wanting, ballots, was_empty) if wanting else None
         self.phase = Phase.DECODE if kind is None else Phase.PREFILL
         if kind is not None and kind is not Kind.BURST:
             self._burst_steps = 0
@@ -181,17 +194,22 @@ class Vote:
             raise VoteError(f"ballots {state} after {self.decode_steps} decode steps.")
         if ballots is not None and len(ballots) != self.num_ranks:
             raise VoteError(f"{len(ballots)} ballots for {self.num_ranks} ranks.")
+        for rank, ballot in enumerate(ballots or ()):
+            _check_ballot(rank, ballot)
 
-    def _settle(self, ballots: Sequence[Ballot]) -> None:
-        """Count the step just run. A prefill that computed nothing counts as a decode: resetting
-        for it would vote for the next one at once, for ever, while no rank has room."""
-        if self.phase is Phase.PREFILL and any(ballot.prefilled_tokens for ballot in ballots):
-            self.decode_steps = 0
-            self._burst_steps += 1
-            self._next_grant = self._steps_to_next_grant(ballots)
-            self._is_mid_prompt = any(ballot.is_mid_prompt for ballot in ballots)
-        else:
+    def _settle(self, ballots: Sequence[Ballot]) -> bool:
+        """Count the step just run. Returns whether it was a prefill in which no rank computed
+        anything: it counts as no step at all, and resets nothing."""
+        if self.phase is Phase.DECODE:
             self.decode_steps += 1
+            return False
+        if not any(ballot.prefilled_tokens for ballot in ballots):
+            return True
+        self.decode_steps = 0
+        self._burst_steps += 1
+        self._next_grant = self._steps_to_next_grant(ballots)
+        self._is_mid_prompt = any(ballot.is_mid_prompt for ballot in ballots)
+        return False
 
     def _goes_on(self) -> bool:
         """Whether a burst that was granted more steps may take one more."""
@@ -200,7 +218,8 @@ class Vote:
         return just_prefilled and self._burst_steps < limit
 
     def _steps_to_next_grant(self, ballots: Sequence[Ballot]) -> int:
-        """Decode steps until a prompt goes on, or until the inter-token target has recovered."""
+        """Decode steps until a prompt goes on, or until the inter-token target has recovered: at
+        least one, also while durations are not known yet."""
         settings = self.settings
         if settings.mode == "cadence":
             return settings.resume_interval
@@ -208,7 +227,7 @@ class Vote:
         slack_ms = settings.itl_target_ms - max(ballot.decode_step_us for ballot in ballots) / 1e3
         if burst_ms >= slack_ms * settings.any_interval:
             return settings.any_interval
-        return math.ceil(burst_ms / slack_ms)
+        return max(1, math.ceil(burst_ms / slack_ms))
 
     def _is_point(self, step: int) -> bool:
         settings = self.settings
@@ -224,12 +243,18 @@ class Vote:
         interval = self._next_grant
         return self._is_mid_prompt and interval > 0 and step > 0 and step % interval == 0
 
-    def _granted(self, wanting: Sequence[Ballot], ballots: Sequence[Ballot]) -> Kind | None:
+    def _granted(
+        self, wanting: Sequence[Ballot], ballots: Sequence[Ballot], was_empty: bool
+    ) -> Kind | None:
         settings, step = self.settings, self.decode_steps
+        if settings.idle_interval and not any(ballot.has_decodes for ballot in ballots):
+            return Kind.BURST if self._goes_on() and not was_empty else Kind.IDLE
+        # A rank wanted a prefill and had no room after all. Without a decode in between it could
+        # go on like that for ever, while only decodes make room.
+        if was_empty:
+            return None
         if self._goes_on():
             return Kind.BURST
-        if settings.idle_interval and not any(ballot.has_decodes for ballot in ballots):
-            return Kind.IDLE
         if step and step % settings.any_interval == 0:
             return Kind.ANY
         if settings.mode == "slo":
@@ -246,6 +271,9 @@ class Vote:
         settings = self.settings
         if self.decode_steps >= self._next_grant:
             return Kind.CREDIT
+        # Prompts that are late already must not take every step of a rank that is overloaded.
+        if self.decode_steps < settings.ballot_interval:
+            return None
         decode_ms = max(ballot.decode_step_us for ballot in ballots) / 1e3
         pause_ms = settings.ballot_interval * decode_ms
         for ballot in wanting:

@@ -14,7 +14,7 @@ from vllm.platforms.cpu import CpuPlatform
 
 from vllm_deepinfer.config import DeepInferConfig
 from vllm_deepinfer.log import get_logger, info_once
-from vllm_deepinfer.platforms import fork_safety
+from vllm_deepinfer.platforms import fork_safety, rank_cores
 from vllm_deepinfer.registration import ARCHITECTURE
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ class DeepInferCpuPlatform(CpuPlatform):
         if scheduler.scheduler_cls is None:
             scheduler.scheduler_cls = scheduler_class(bool(scheduler.async_scheduling))
         _choose_start_method()
+        rank_cores.bind_ranks(vllm_config)
         _announce(vllm_config)
 
     @classmethod

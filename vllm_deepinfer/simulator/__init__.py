@@ -1,0 +1,1 @@
+"""A simulated engine around the real vote and planner: for machines that nobody here has."""

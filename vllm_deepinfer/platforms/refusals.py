@@ -45,7 +45,16 @@ def _block_size_tokens(config: VllmConfig) -> int | None:
     return cache.block_size if cache.user_specified_block_size else None
 
 
-_ONE_PROCESS = "the model runs in one process here"
+def _ranks_of_this_machine(config: VllmConfig) -> int | None:
+    """As a user set them: None if all ranks are here."""
+    parallel = config.parallel_config
+    here = parallel.data_parallel_size_local
+    return None if here == parallel.data_parallel_size else here
+
+
+_ONE_PROCESS = "each data-parallel rank runs the model in one process"
+_ONE_SERVER = "one server starts all data-parallel ranks, on its own machine"
+_FIXED_RANKS = "ranks and their experts stay as they were at the start"
 _NOT_YET = "not available with this model yet"
 
 RULES: tuple[Rule, ...] = (
@@ -73,7 +82,75 @@ RULES: tuple[Rule, ...] = (
         (1,),
         _ONE_PROCESS,
     ),
-    Rule("--enable-eplb", lambda c: c.parallel_config.enable_eplb, (False,), _ONE_PROCESS),
+    Rule(
+        "--distributed-executor-backend",
+        lambda c: c.parallel_config.distributed_executor_backend,
+        (None, "mp", "uni"),
+        _ONE_SERVER,
+    ),
+    Rule("--nnodes", lambda c: c.parallel_config.nnodes, (1,), _ONE_SERVER),
+    Rule(
+        "--data-parallel-backend",
+        lambda c: c.parallel_config.data_parallel_backend,
+        ("mp",),
+        _ONE_SERVER,
+    ),
+    Rule("--data-parallel-size-local", _ranks_of_this_machine, (None,), _ONE_SERVER),
+    Rule(
+        "--data-parallel-external-lb (also set by --data-parallel-rank)",
+        lambda c: c.parallel_config.data_parallel_external_lb,
+        (False,),
+        _ONE_SERVER,
+    ),
+    Rule(
+        "--data-parallel-hybrid-lb",
+        lambda c: c.parallel_config.data_parallel_hybrid_lb,
+        (False,),
+        _ONE_SERVER,
+    ),
+    Rule("--enable-eplb", lambda c: c.parallel_config.enable_eplb, (False,), _FIXED_RANKS),
+    Rule(
+        "--enable-elastic-ep",
+        lambda c: c.parallel_config.enable_elastic_ep,
+        (False,),
+        _FIXED_RANKS,
+    ),
+    Rule(
+        "--enable-fault-tolerance",
+        lambda c: c.parallel_config.enable_fault_tolerance,
+        (False,),
+        _FIXED_RANKS,
+    ),
+    Rule(
+        "--all2all-backend",
+        lambda c: c.parallel_config.all2all_backend,
+        ("allgather_reducescatter",),
+        "tokens go to all ranks and outputs come back in these two collectives",
+    ),
+    Rule(
+        "--expert-placement-strategy",
+        lambda c: c.parallel_config.expert_placement_strategy,
+        ("linear",),
+        "each rank holds neighbouring experts",
+    ),
+    Rule(
+        "--enable-ep-weight-filter",
+        lambda c: c.parallel_config.enable_ep_weight_filter,
+        (False,),
+        "every rank checks the whole checkpoint, and keeps its own experts without this",
+    ),
+    Rule(
+        "--enable-dbo",
+        lambda c: c.parallel_config.enable_dbo,
+        (False,),
+        "a CPU has nothing to overlap collectives with",
+    ),
+    Rule(
+        "--ubatch-size",
+        lambda c: c.parallel_config.ubatch_size,
+        (0,),
+        "a CPU has nothing to overlap collectives with",
+    ),
     Rule("--enable-lora", lambda c: c.lora_config is not None, (False,), _NOT_YET),
     Rule(
         "--speculative-config method",

@@ -17,7 +17,8 @@ SYNC_INTERVAL = 16
 
 @dataclass
 class Prompt:
-    """A request. Times are numbers of steps; None while it has not happened."""
+    """A request. Times are numbers of steps; None while it has not happened. `arrives` may be in
+    milliseconds instead."""
 
     arrives: int
     prompt_tokens: int
@@ -50,8 +51,8 @@ class Rank:
     running: list[Prompt] = field(default_factory=list)
     prefilled_tokens: int = 0
 
-    def receive(self, step: int, now_ms: float) -> None:
-        while self.arrivals and self.arrivals[0].arrives <= step:
+    def receive(self, now: float, now_ms: float) -> None:
+        while self.arrivals and self.arrivals[0].arrives <= now:
             prompt = self.arrivals.popleft()
             prompt.arrived_ms = now_ms
             self.waiting.append(prompt)
@@ -149,11 +150,13 @@ def run_lockstep(
     decode_us: int = 1000,
     prefill_us: int = 5000,
     is_timed: bool = True,
+    arrives_in_ms: bool = False,
 ) -> list[Step]:
     """Runs at most `num_steps` steps, until nothing arrives any more and the last wave ended.
 
     Requires after every step that all ranks agree on the phase, on whether ballots are due, and on
-    the verdict. `is_timed` false: ranks do not know how long their steps take.
+    the verdict. `is_timed` false: ranks do not know how long their steps take. `arrives_in_ms`:
+    prompts arrive by the clock, so that long steps see more of them.
     """
     votes = [Vote(settings, len(ranks)) for _ in ranks]
     steps: list[Step] = []
@@ -161,10 +164,11 @@ def run_lockstep(
     known = (decode_us, prefill_us) if is_timed else (0, 0)
     for number in range(num_steps):
         for rank in ranks:
-            rank.receive(number, now_ms)
+            rank.receive(now_ms if arrives_in_ms else number, now_ms)
         if not wave_steps and all(rank.is_done() for rank in ranks):
             if not any(rank.arrivals for rank in ranks):
                 break
+            now_ms += decode_us / 1e3  # time passes while nobody steps
             continue
         wave_steps += 1
         (phase,) = {vote.phase for vote in votes}

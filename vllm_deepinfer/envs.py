@@ -39,12 +39,24 @@ def allow_untested_vllm(environ: Mapping[str, str] | None = None) -> bool:
     Raises:
         ValueError: the value is not 0, 1, true or false.
     """
-    value = (os.environ if environ is None else environ).get("DEEPINFER_ALLOW_UNTESTED_VLLM", "")
+    return _boolean("DEEPINFER_ALLOW_UNTESTED_VLLM", environ)
+
+
+def reference_ops(environ: Mapping[str, str] | None = None) -> bool:
+    """`DEEPINFER_REFERENCE_OPS`: compute every operation of the model by its torch reference.
+
+    Default: 0 (use the platform's kernels). For comparisons and for finding a wrong kernel; slow.
+
+    Raises:
+        ValueError: the value is not 0, 1, true or false.
+    """
+    return _boolean("DEEPINFER_REFERENCE_OPS", environ)
+
+
+def _boolean(name: str, environ: Mapping[str, str] | None) -> bool:
+    value = (os.environ if environ is None else environ).get(name, "")
     if not value:
         return False
     if value.lower() not in _BOOLEANS:
-        raise ValueError(
-            f"DEEPINFER_ALLOW_UNTESTED_VLLM={value!r} is not a boolean. "
-            f"Allowed: {', '.join(_BOOLEANS)}."
-        )
+        raise ValueError(f"{name}={value!r} is not a boolean. Allowed: {', '.join(_BOOLEANS)}.")
     return _BOOLEANS[value.lower()]

@@ -1,0 +1,153 @@
+// Workers wait by spinning for a moment and then sleeping: kernels follow each other within
+// microseconds while a step is computed, and not at all between steps.
+#include "thread_pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace deepinfer {
+namespace {
+
+constexpr int kSpins = 2000;
+
+void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+struct Job {
+  const PartFunction* function;
+  std::int64_t num_parts;
+  int num_threads;
+
+  void run_share(int thread) const {
+    const std::int64_t end = num_parts * (thread + 1) / num_threads;
+    for (std::int64_t part = num_parts * thread / num_threads; part < end; ++part) {
+      (*function)(part);
+    }
+  }
+};
+
+class Pool {
+ public:
+  void run(const Job& job) {
+    std::lock_guard<std::mutex> one_job_at_a_time(callers_);
+    while (static_cast<int>(num_workers_) < job.num_threads - 1) add_worker();
+    job_ = job;
+    failure_ = nullptr;
+    pending_.store(num_workers_, std::memory_order_relaxed);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      generation_.fetch_add(1, std::memory_order_release);
+    }
+    if (num_sleeping_.load() > 0) wake_.notify_all();
+    run_noting_failure(0);
+    wait_until_done();
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  void add_worker() {
+    const int number = ++num_workers_;
+    const std::uint64_t seen = generation_.load();
+    std::thread([this, number, seen] { work(number, seen); }).detach();
+  }
+
+  void work(int number, std::uint64_t seen) {
+    for (;;) {
+      wait_for_job_after(seen);
+      ++seen;
+      if (number < job_.num_threads) run_noting_failure(number);
+      if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        done_.notify_one();
+      }
+    }
+  }
+
+  void run_noting_failure(int thread) {
+    try {
+      job_.run_share(thread);
+    } catch (...) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!failure_) failure_ = std::current_exception();
+    }
+  }
+
+  void wait_for_job_after(std::uint64_t seen) {
+    for (int spin = 0; spin < kSpins; ++spin) {
+      if (generation_.load(std::memory_order_acquire) != seen) return;
+      relax();
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    num_sleeping_.fetch_add(1);
+    wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
+    num_sleeping_.fetch_sub(1);
+  }
+
+  void wait_until_done() {
+    for (int spin = 0; spin < kSpins; ++spin) {
+      if (pending_.load(std::memory_order_acquire) == 0) return;
+      relax();
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [&] { return pending_.load(std::memory_order_acquire) == 0; });
+  }
+
+  std::mutex callers_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::condition_variable done_;
+  std::atomic<std::uint64_t> generation_{0};
+  std::atomic<int> pending_{0};
+  std::atomic<int> num_sleeping_{0};
+  int num_workers_ = 0;
+  Job job_{};
+  std::exception_ptr failure_;
+};
+
+// Never destroyed: workers may outlive the interpreter's end. A forked child has no workers, so it
+// begins with a pool of its own.
+std::atomic<Pool*> the_pool{nullptr};
+
+Pool& pool() {
+  static std::mutex creation;
+  Pool* found = the_pool.load(std::memory_order_acquire);
+  if (found == nullptr) {
+    std::lock_guard<std::mutex> lock(creation);
+    found = the_pool.load();
+    if (found == nullptr) {
+      static const int registered =
+          pthread_atfork(nullptr, nullptr, [] { the_pool.store(nullptr); });
+      (void)registered;
+      found = new Pool;
+      the_pool.store(found, std::memory_order_release);
+    }
+  }
+  return *found;
+}
+
+}  // namespace
+
+void run_parts(int num_threads, std::int64_t num_parts, const PartFunction& function) {
+  if (num_threads > num_parts) num_threads = static_cast<int>(num_parts);
+  const Job job{&function, num_parts, num_threads < 1 ? 1 : num_threads};
+  if (job.num_threads == 1) {
+    job.run_share(0);
+  } else {
+    pool().run(job);
+  }
+}
+
+}  // namespace deepinfer

@@ -16,6 +16,7 @@ Names of methods are written `Class.method`; a method may come from a base class
 from __future__ import annotations
 
 from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
+from vllm_deepinfer.contract_distributed import DISTRIBUTED
 from vllm_deepinfer.contract_model import DRAFTING, MODEL
 
 _PLATFORM = "vllm.platforms.cpu"
@@ -163,4 +164,12 @@ VOTE: tuple[Symbol, ...] = (
     has_fields("vllm.config.parallel", "ParallelConfig", "cpu_distributed_timeout_seconds"),
 )
 
-CONTRACT: tuple[Symbol, ...] = (*PLATFORM, *WORKER, *REGISTRATION, *VOTE, *MODEL, *DRAFTING)
+CONTRACT: tuple[Symbol, ...] = (
+    *PLATFORM,
+    *WORKER,
+    *REGISTRATION,
+    *VOTE,
+    *MODEL,
+    *DRAFTING,
+    *DISTRIBUTED,
+)

@@ -150,7 +150,7 @@ class MixtureOfExperts(nn.Module):
         if probe is not None:
             probe.note(Quantity.EXPERTS, self.layer, chosen)
         activation = self.numerics.activation(x)
-        outputs = self._exchanged(activation, chosen, weights, rank_rows)
+        outputs = self.routed(activation, chosen, weights, rank_rows)
         total = sum_in_expert_order(outputs, chosen)
         return self.numerics.store(total + self.shared_experts(activation))
 
@@ -159,9 +159,9 @@ class MixtureOfExperts(nn.Module):
         weight = self.gate.weight
         none = torch.empty(0, weight.shape[1], dtype=torch.float32, device=weight.device)
         slots = none.new_empty(0, self.gate.count)
-        self._exchanged(none, slots.long(), slots, rank_rows)
+        self.routed(none, slots.long(), slots, rank_rows)
 
-    def _exchanged(
+    def routed(
         self, activation: Tensor, chosen: Tensor, weights: Tensor, rank_rows: RankRows
     ) -> Tensor:
         """Outputs ``[T, k, D]`` of this rank's tokens, wherever their experts are."""

@@ -133,9 +133,11 @@ double CostCore::local(int bucket) const {
                          static_cast<double>(sizes_[high] - sizes_[low]);
     return own_ms_[low] + share * (own_ms_[high] - own_ms_[low]);
   }
-  const int edge = place == measured_.begin() ? measured_.front() : measured_.back();
+  const bool is_below = place == measured_.begin();
+  const int edge = is_below ? measured_.front() : measured_.back();
   const double carried = own_ms_[edge] * base_ms_[bucket] / base_ms_[edge];
-  return std::min(carried, slope_ms_ * static_cast<double>(sizes_[bucket]));
+  return is_below ? carried
+                  : std::min(carried, slope_ms_ * static_cast<double>(sizes_[bucket]));
 }
 
 }  // namespace planner

@@ -113,12 +113,19 @@ Choice PlannerCore::price(const Step& step, std::int64_t num_drafts, std::int64_
   return choice;
 }
 
-// Where steps are padded, more drafts of the same bucket cost nothing, so that its last one is the
-// best; elsewhere every number of drafts has its price.
+// Where steps are padded, more drafts of the same bucket cost nothing, so that the last one which
+// adds something is its best; elsewhere every number of drafts has its price. Drafts that add
+// nothing come last, and may reach a larger bucket that was measured to be cheaper.
 void PlannerCore::best_of_buckets(const Step& step) {
   const auto& sizes = cost_.sizes();
   const std::int64_t guaranteed = step.n + step.other_tokens;
   const auto num_gains = static_cast<std::int64_t>(gains_.size());
+  std::int64_t gain = 0, num_summed = 0;
+  const auto gain_of = [&](std::int64_t count) {  // ascending counts
+    for (count = std::min(count, num_gains); num_summed < count; ++num_summed)
+      gain += gains_[num_summed];
+    return gain;
+  };
   if (guaranteed > sizes.back() && !cost_.settings().extrapolates)
     throw InputError("a step of " + std::to_string(step.n) + " sequences and " +
                      std::to_string(step.other_tokens) +
@@ -126,22 +133,21 @@ void PlannerCore::best_of_buckets(const Step& step) {
                      std::to_string(sizes.back()));
   buckets_.clear();
   int bucket = cost_.bucket_index(guaranteed);
-  std::int64_t gain = 0, num_drafts = 0;
-  for (;;) {
-    const bool pads = cost_.settings().is_padded && guaranteed + num_drafts <= sizes[bucket];
-    const std::int64_t end =
-        pads ? std::min(num_gains, sizes[bucket] - guaranteed) : num_drafts;
-    for (; num_drafts < end; ++num_drafts) gain += gains_[num_drafts];
-    const Choice choice = price(step, num_drafts, gain, bucket);
+  for (std::int64_t num_drafts = 0; num_drafts <= num_allowed_; ++num_drafts) {
+    if (guaranteed + num_drafts > sizes[bucket] && bucket + 1 < static_cast<int>(sizes.size()))
+      ++bucket;
+    std::int64_t last = num_drafts, best = num_drafts;
+    if (cost_.settings().is_padded && guaranteed + num_drafts <= sizes[bucket]) {
+      last = std::min(num_allowed_, sizes[bucket] - guaranteed);
+      best = std::max(num_drafts, std::min(last, num_gains));
+    }
+    const Choice choice = price(step, best, gain_of(best), bucket);
     if (choice.score < 0.0) return;
     if (buckets_.empty() || buckets_.back().bucket != bucket)
       buckets_.push_back(choice);
     else if (choice.score > buckets_.back().score)
       buckets_.back() = choice;
-    if (num_drafts == num_gains) return;
-    gain += gains_[num_drafts++];
-    if (guaranteed + num_drafts > sizes[bucket] && bucket + 1 < static_cast<int>(sizes.size()))
-      ++bucket;
+    num_drafts = last;
   }
 }
 

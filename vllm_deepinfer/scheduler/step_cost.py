@@ -7,8 +7,8 @@ the floor: no estimate goes below it. What steps take beyond it is the residual:
 
 - A bucket with enough samples has its own: the median of its newest samples.
 - One between two such buckets has what the line between them says.
-- One beyond them has its nearest neighbour's in proportion to the profile, or, if that is less, the
-  slope (the median over buckets of their median residual per token slot) times its size.
+- One beyond them has its nearest neighbour's in proportion to the profile; a larger one no more
+  than the slope (the median over buckets of their median residual per token slot) times its size.
 - To that comes a price per context token, fitted to steps of equal bucket and unequal context.
 
 When a bucket's newest steps leave the band of those before them, the machine has changed, and all

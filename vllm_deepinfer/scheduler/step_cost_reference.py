@@ -193,7 +193,7 @@ class CostCore:
             return own[low] + share * (own[high] - own[low])
         edge = measured[0] if place == 0 else measured[-1]
         carried = own[edge] * self.base_ms[bucket] / self.base_ms[edge]
-        return min(carried, self.slope_ms * self.sizes[bucket])
+        return carried if place == 0 else min(carried, self.slope_ms * self.sizes[bucket])
 
     # State.
 

@@ -154,7 +154,6 @@ class _Price:
         Args:
             gains: chances of the drafts, descending, in units of 2^-22.
         """
-        gains = gains[gains > 0]
         totals = np.concatenate(([0], np.cumsum(gains)))
         best: dict[int, Choice] = {}
         for num_drafts in range(len(totals)):

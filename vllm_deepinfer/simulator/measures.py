@@ -17,8 +17,13 @@ class Measures:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.end_ms: list[float] = []
+        self.end_ms: list[float] = []  # these four by step, warm-up included
         self.is_prefill: list[bool] = []
+        self.tokens: list[int] = []
+        self.verified_per_request: list[float] = []
+        self.ttft_ms = np.empty(0)  # these three by request and by delivery, without warm-up
+        self.wait_steps = np.empty(0, dtype=np.int64)
+        self.itl_ms: tuple[np.ndarray, np.ndarray] = (np.empty(0), np.empty(0))  # gaps, counts
         self._last_step = np.zeros(scenario.ranks * scenario.sequences, dtype=np.int64)
         self._usual_last = 0
         self._gaps_ms: list[float] = []
@@ -48,6 +53,8 @@ class Measures:
             self._began = (step, now_ms - step_ms)
         self.end_ms.append(now_ms)
         self.is_prefill.append(bool(computed.any()))
+        self.tokens.append(len(slots) + int(survived.sum()))
+        self.verified_per_request.append(float(lengths.mean()) if slots.size else np.nan)
         if self._began is not None:
             self._count(computed, ranks, slots, lengths, survived, step_ms)
             self._count_gaps(now_ms, slots)
@@ -61,6 +68,7 @@ class Measures:
         known = ranks.requests.first_token_ms
         known[requests] = np.where(np.isnan(known[requests]), now_ms, known[requests])
         self._last_step[slots] = step
+        self.tokens[-1] += len(slots)
         self._totals["first"] += len(slots) if self._began is not None else 0
 
     def _is_warm(self, step: int, start_ms: float) -> bool:
@@ -111,7 +119,9 @@ class Measures:
         arrived = slice(0, requests.num_arrived)
         counted = requests.arrival_ms[arrived] >= began_ms
         first_ms, finish_ms = requests.first_token_ms[arrived], requests.finish_ms[arrived]
-        ttft_ms = (first_ms - requests.arrival_ms[arrived])[counted & ~np.isnan(first_ms)]
+        self.ttft_ms = (first_ms - requests.arrival_ms[arrived])[counted & ~np.isnan(first_ms)]
+        self.wait_steps = self._wait_steps(ranks, counted)
+        self.itl_ms = (np.array(self._gaps_ms), np.array(self._gap_counts, dtype=np.int64))
         output = requests.output_tokens[arrived]
         ended = counted & ~np.isnan(finish_ms) & (output > 1)
         unanswered = requests.arrival_ms[arrived][np.isnan(first_ms)]
@@ -123,10 +133,10 @@ class Measures:
             "output_tokens_per_s": _ratio(totals["decoded"] + totals["first"], seconds),
             "prompt_tokens_per_s": _ratio(totals["prompt"], seconds),
             "tokens_per_s_per_user": _ratio(totals["decoded"], self._decoding_ms / 1e3),
-            "ttft_ms": _spread(ttft_ms),
-            "itl_ms": _spread(np.array(self._gaps_ms), np.array(self._gap_counts, dtype=int)),
+            "ttft_ms": _spread(self.ttft_ms),
+            "itl_ms": _spread(*self.itl_ms),
             "tpot_ms": _spread((finish_ms - first_ms)[ended] / (output[ended] - 1)),
-            "wait_decode_steps": _spread(self._wait_steps(ranks, counted)),
+            "wait_decode_steps": _spread(self.wait_steps),
             "drafting": self._drafting(),
             "requests": {
                 "arrived": requests.num_arrived,

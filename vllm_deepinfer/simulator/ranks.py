@@ -12,6 +12,7 @@ from vllm_deepinfer.simulator.scenario import Scenario
 from vllm_deepinfer.simulator.traffic import Requests
 
 EMPTY = -1
+_WAITING_LOAD, _RUNNING_LOAD = 4, 1
 
 
 class Ranks:
@@ -35,6 +36,7 @@ class Ranks:
         self.waiting: list[deque[int]] = [deque() for _ in range(ranks)]
         self.started: list[list[int]] = [[] for _ in range(ranks)]  # slots, oldest first
         self.free = [list(range(rank * slots, (rank + 1) * slots)) for rank in range(ranks)]
+        self._loads = [0] * ranks
         self.num_preempted = 0
         self._limit = math.inf if scenario.kv_tokens is None else scenario.kv_tokens
         self._admit_limit = self._limit * (1 - scenario.watermark)
@@ -50,14 +52,10 @@ class Ranks:
         """
         rank = int(self.requests.rank[request])
         if rank < 0:
-            slots = self.scenario.sequences
-            loads = [
-                4 * len(queue) + slots - len(free)
-                for queue, free in zip(self.waiting, self.free, strict=True)
-            ]
-            rank = loads.index(min(loads))
+            rank = self._loads.index(min(self._loads))
             self.requests.rank[request] = rank
         self.waiting[rank].append(request)
+        self._loads[rank] += _WAITING_LOAD
 
     def is_idle(self) -> bool:
         return not (self.num_decoding.any() or any(self.started) or any(self.waiting))
@@ -91,6 +89,7 @@ class Ranks:
         self._num_admitted += 1
         self.held_tokens[rank] += prompt
         self.started[rank].append(slot)
+        self._loads[rank] += _RUNNING_LOAD - _WAITING_LOAD
         return slot
 
     def prefill(self, rank: int, budget: int) -> tuple[int, list[int]]:
@@ -160,6 +159,7 @@ class Ranks:
         if not self.is_decoding[slot]:
             self.started[rank].remove(slot)
         self.waiting[rank].appendleft(request)
+        self._loads[rank] += _WAITING_LOAD
         self._release(slot)
         self.num_preempted += 1
 
@@ -169,4 +169,5 @@ class Ranks:
         self.num_decoding[rank] -= self.is_decoding[slot]
         self.is_decoding[slot] = False
         self.request[slot] = EMPTY
+        self._loads[rank] -= _RUNNING_LOAD
         heapq.heappush(self.free[rank], slot)

@@ -35,6 +35,7 @@ class Speculation:
         self._trait = np.zeros(slots, dtype=np.float32)
         self._text = np.zeros(slots, dtype=np.float32)
         self._rounds = np.zeros(slots, dtype=np.int64)
+        self._luck = np.zeros(slots, dtype=np.float32)  # survives if this is below its chance
         self._level = np.zeros(slots, dtype=np.int16)  # true chances of the open block
         self._said = np.zeros(slots, dtype=np.int16)  # what the drafter said of it
         self._said_before = np.zeros(slots, dtype=np.int16)  # and of the block before
@@ -66,6 +67,7 @@ class Speculation:
         self._text[slots] = text
         ease = model.request_spread * self._trait[slots] + model.text_spread * text
         self._level[slots] = model.levels(ease)
+        self._luck[slots] = uniforms(bits)
         self._said_before[slots] = self._said[slots]
         if model.confidence_noise:
             ease = ease + model.confidence_noise * normals(bits, 12)
@@ -101,7 +103,7 @@ class Speculation:
     def _planning_rates(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows as the engine has them: in async scheduling the newest are still on their way."""
         rows, rounds = self.model.confidence_rows, self._rounds[slots]
-        prior = np.cumprod(self._survived / self._reached)
+        prior = np.cumprod(self._survived / self._reached).astype(np.float32)
         newest, previous = rows[self._said[slots]], rows[self._said_before[slots]]
         is_late = np.full(len(slots), self.scenario.async_scheduling)
         if self.scenario.async_scheduling:
@@ -112,9 +114,8 @@ class Speculation:
         """How many of the verified drafts survive."""
         if not self.num_drafts:
             return np.zeros(len(slots), dtype=np.int64)
-        luck = uniforms(self._bits(_BLOCK, slots, self.ranks.emitted[slots]))
         chances = self.model.true_rows[self._level[slots]]
-        alive = (chances > luck[:, None]).view(np.int8)
+        alive = (chances > self._luck[slots][:, None]).view(np.int8)
         survived = np.minimum(np.einsum("ij->i", alive), lengths).astype(np.int64)
         self._count(lengths, survived)
         return survived

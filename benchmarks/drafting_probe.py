@@ -79,13 +79,10 @@ def set_acceptance(llm: Any, acceptance: float) -> None:
 
 def draft_counts(llm: Any) -> tuple[float, float, float] | None:
     """Blocks verified, drafts offered and accepted so far; ``None`` without drafting."""
-    ledger = llm.llm_engine.engine_core.engine_core.scheduler.draft_ledger
+    ledger = llm.llm_engine.engine_core.engine_core.scheduler.parts.ledger
     if ledger is None:
         return None
-    names = range(llm.llm_engine.vllm_config.speculative_config.num_speculative_tokens)
-    offered = [ledger.counters[f"offered_{position}"] for position in names]
-    accepted = [ledger.counters[f"accepted_{position}"] for position in names]
-    return offered[0], sum(offered), sum(accepted)
+    return ledger.num_offered[0], ledger.num_offered.sum(), ledger.num_accepted.sum()
 
 
 def acceptance_found(

@@ -27,6 +27,7 @@ def option(
     *,
     choices: tuple[Any, ...] | None = None,
     minimum: float | None = None,
+    maximum: float | None = None,
 ) -> Any:
     """Declares one option; its type is the type of `default`.
 
@@ -34,9 +35,10 @@ def option(
         default: the value when the option is not given.
         help: what the option does, its unit and when to change it.
         choices: the only values allowed, if given.
-        minimum: the smallest value allowed, for numbers.
+        minimum, maximum: the smallest and the largest value allowed, for numbers.
     """
-    return field(default=default, metadata={"help": help, "choices": choices, "minimum": minimum})
+    limits = {"choices": choices, "minimum": minimum, "maximum": maximum}
+    return field(default=default, metadata={"help": help, **limits})
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,77 @@ class DeepInferConfig:
         "Path of a file to append to: one JSON line per verified block of drafts, with the "
         "drafter's confidence logits and how many survived, for `vllm-deepinfer calibrate`. Empty: "
         "nothing is recorded.",
+    )
+
+    prefill_vote: str = option(
+        "off",
+        "When prompts are computed. `off` leaves it to vLLM: any step. `cadence` grants prefill "
+        "steps at fixed intervals of decode steps, `slo` by `ttft_target_ms` and "
+        "`itl_target_ms`; data-parallel ranks decide together.",
+        choices=("off", "cadence", "slo"),
+    )
+    prefill_phases: str = option(
+        "strict",
+        "With a vote: `strict` runs nothing but prompts in a prefill step, `mixed` lets decodes "
+        "run along. A decode step never computes a prompt.",
+        choices=("strict", "mixed"),
+    )
+    prefill_all_interval: int = option(
+        70, "`cadence`: decode steps after which a prefill runs if every rank wants one.", minimum=1
+    )
+    prefill_any_interval: int = option(
+        100,
+        "With a vote: decode steps after which a prefill runs if any rank wants one: the longest a "
+        "prompt with room waits.",
+        minimum=1,
+    )
+    prefill_resume_interval: int = option(
+        10,
+        "`cadence`: decode steps between two bursts of one prompt. 0 leaves its chunks to the "
+        "other intervals.",
+        minimum=0,
+    )
+    prefill_idle_interval: int = option(
+        8,
+        "With a vote: decode steps between two checks whether prompts wait while no rank decodes. "
+        "0: none.",
+        minimum=0,
+    )
+    prefill_max_steps: int = option(
+        8, "With a vote: most prefill steps in a row that one grant gives.", minimum=1
+    )
+    prefill_kv_watermark: float = option(
+        0.9,
+        "With a vote: share of the KV cache in use above which no prompt is begun while requests "
+        "decode.",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    ttft_target_ms: float = option(
+        2000.0, "`slo`: time to first token in milliseconds to keep.", minimum=1.0
+    )
+    itl_target_ms: float = option(
+        50.0, "`slo`: mean time between two tokens of a request in ms to keep.", minimum=0.1
+    )
+    verification: str = option(
+        "all",
+        "How many drafts each step verifies. `all` offers every draft. `adaptive` offers those "
+        "that raise expected tokens per second, by the step costs measured here. `compatible` does "
+        "so by DeepInfer's exact rules.",
+        choices=("all", "adaptive", "compatible"),
+    )
+    verification_min_benefit: float = option(
+        0.02,
+        "`adaptive`: least predicted gain over the best common length for which lengths differ "
+        "between requests.",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    step_cost_file: str = option(
+        "",
+        "`adaptive`: path of a file that keeps measured step costs between runs. It is used only "
+        "on the machine, versions, model and parallel layout it was measured with; data-parallel "
+        "rank 1 adds `.1` to it and so on. Empty: costs are measured anew at each start.",
     )
 
     def __post_init__(self) -> None:
@@ -151,8 +224,10 @@ def _allowed(spec: Field) -> str:
     kind = "an integer" if isinstance(spec.default, int) else "a finite number"
     if isinstance(spec.default, str):
         kind = "a string"
-    minimum = spec.metadata["minimum"]
-    return kind if minimum is None else f"{kind} of at least {minimum:g}"
+    minimum, maximum = spec.metadata["minimum"], spec.metadata["maximum"]
+    if minimum is None:
+        return kind
+    return f"{kind} of at least {minimum:g}" + ("" if maximum is None else f", at most {maximum:g}")
 
 
 def _checked(spec: Field, value: Any) -> Any:
@@ -175,7 +250,8 @@ def _is_valid(spec: Field, value: Any) -> bool:
         return False
     if kind is float and not math.isfinite(value):
         return False
-    choices, minimum = spec.metadata["choices"], spec.metadata["minimum"]
+    choices = spec.metadata["choices"]
     if choices is not None and value not in choices:
         return False
-    return minimum is None or value >= minimum
+    minimum, maximum = spec.metadata["minimum"], spec.metadata["maximum"]
+    return (minimum is None or value >= minimum) and (maximum is None or value <= maximum)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class Verifications:
         self.offered: Counter[str] = Counter()
         self.accepted: Counter[str] = Counter()
         self.blocks: list[tuple[int, int]] = []
-        self._ledger = scheduler(llm).draft_ledger
+        self._ledger = scheduler(llm).parts.ledger
         self._settle = self._ledger.settle
 
     def __enter__(self) -> Verifications:
@@ -51,13 +51,16 @@ class Verifications:
     def __exit__(self, *_: object) -> None:
         del self._ledger.settle
 
-    def _note(self, request_id: str, offered: int, accepted: int) -> None:
-        # The engine appends its own suffix to the request's name.
-        name = request_id.split("-")[0]
-        self.offered[name] += offered
-        self.accepted[name] += accepted
-        self.blocks.append((offered, accepted))
-        self._settle(request_id, offered, accepted)
+    def _note(
+        self, request_ids: Sequence[str], offered: Sequence[int], accepted: Sequence[int]
+    ) -> None:
+        for request_id, length, survived in zip(request_ids, offered, accepted, strict=True):
+            # The engine appends its own suffix to the request's name.
+            name = request_id.split("-")[0]
+            self.offered[name] += length
+            self.accepted[name] += survived
+            self.blocks.append((length, survived))
+        self._settle(request_ids, offered, accepted)
 
 
 def random_prompt(seed: int, num_tokens: int) -> list[int]:

@@ -104,7 +104,7 @@ def counted(counters: Any, drafts_: int) -> Counts:
     """The same from the scheduler's counters."""
 
     def values(kind: str) -> list[float]:
-        return [counters[f"{kind}_{index}"] for index in range(drafts_)]
+        return [counters[f"draft_{kind}_{index}"] for index in range(drafts_)]
 
     return Counts(
         [int(value) for value in values("offered")],

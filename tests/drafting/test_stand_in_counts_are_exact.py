@@ -30,6 +30,7 @@ from vllm import TokensPrompt
 from vllm_deepinfer.cli import main as command
 from vllm_deepinfer.drafting.calibration import load_calibration
 from vllm_deepinfer.drafting.checkpoint_identity import checkpoint_identity
+from vllm_deepinfer.metrics.catalogue import draft_families
 from vllm_deepinfer.metrics.shared_counters import SharedCounters, counter_file
 from vllm_deepinfer.scheduler import drafting
 from vllm_deepinfer.scheduler.acceptance import BASELINE_DRAFTS, RECENT_DRAFTS
@@ -45,13 +46,20 @@ NUM_TOKENS = 120
 
 
 def read(llm, num_drafts=5):
-    return counted(scheduler(llm).draft_ledger.counters, num_drafts)
+    return counted(scheduler(llm).parts.counters, num_drafts)
 
 
 def assert_equal(found, known, num_drafts):
     assert found.offered == known.offered[:num_drafts]
     assert found.accepted == known.accepted[:num_drafts]
     assert found.confidence == pytest.approx(known.confidence[:num_drafts], rel=1e-4)
+
+
+def said_of(llm, request_id):
+    """Confidence logits of a request's block that is not verified yet."""
+    table = scheduler(llm).parts.ledger.table
+    [row] = table.rows([request_id])
+    return table.logits[row].tolist() if table.is_open[row] else None
 
 
 @pytest.mark.parametrize(("num_drafts", "async_scheduling"), [(5, True), (5, False), (3, True)])
@@ -74,12 +82,12 @@ def test_each_block_has_its_own_confidences_in_the_scheduler(stand_ins, async_sc
     while engine.has_unfinished_requests():
         engine.step()
         for request in scheduler(llm).running:
-            said = scheduler(llm).draft_ledger.confidence(request.request_id)
+            said = said_of(llm, request.request_id)
             if said is None or request.num_output_tokens == 0:
                 continue
             newest = np.array([request.num_tokens - 1])
             block = drafts(made, newest, np.array([request.all_token_ids[-1]]), 5)
-            assert said.logits == tuple(block.logits[0].tolist())
+            assert said == block.logits[0].tolist()
             seen += 1
     assert seen > 8 * 5
 
@@ -92,26 +100,24 @@ def test_a_verified_block_is_settled_with_its_own_confidences(
     """Also when the request was preempted, or others were aborted, since it was drafted."""
     llm = stand_ins(5, async_scheduling=async_scheduling, max_model_len=256, **options)
     made, target = behave(llm, **FALLING), scheduler(llm)
-    settle, settled, before = (
-        target.draft_ledger.settle,
-        [],
-        counter(llm, "vllm:num_preemptions"),
-    )
+    before, settled, due = counter(llm, "vllm:num_preemptions"), [], {}
+    count, settle = target.make_spec_decoding_stats, target.parts.ledger.settle
 
-    def checked(request_id, offered, accepted):
+    def counting(*args, request_id, **kwargs):
         request = target.requests[request_id]
         newest = np.array([request.num_tokens - 1])
         block = drafts(made, newest, np.array([request.all_token_ids[-1]]), 5)
-        said = target.draft_ledger.confidence(request_id)
-        right = int(block.right[0].cumprod().sum())
-        settled.append(
-            (said is not None and said.logits == tuple(block.logits[0].tolist()))
-            and offered == 5
-            and accepted == right
-        )
-        settle(request_id, offered, accepted)
+        due[request_id] = block.logits[0].tolist(), int(block.right[0].cumprod().sum())
+        return count(*args, request_id=request_id, **kwargs)
 
-    monkeypatch.setattr(target.draft_ledger, "settle", checked)
+    def checked(request_ids, offered, accepted):
+        for request_id, length, survived in zip(request_ids, offered, accepted, strict=True):
+            logits, right = due.pop(request_id)
+            settled.append(said_of(llm, request_id) == logits and length == 5 and survived == right)
+        settle(request_ids, offered, accepted)
+
+    monkeypatch.setattr(target, "make_spec_decoding_stats", counting)
+    monkeypatch.setattr(target.parts.ledger, "settle", checked)
     engine, steps = llm.llm_engine, 0
     for index in range(14):
         tokens = TokensPrompt(prompt_token_ids=prompt(60 + index, index))
@@ -132,7 +138,8 @@ def test_confidences_and_counts_cross_processes(tmp_path, monkeypatch):
     with stand_in_engine(tmp_path, 5, distributed_executor_backend="mp") as llm:
         assert generate(llm, PROMPTS, sampling(NUM_TOKENS)) == expected(PROMPTS, NUM_TOKENS)
         path = counter_file(llm.llm_engine.vllm_config.instance_id, 0)
-        counters = SharedCounters(path, drafting.counter_names(5), create=False)
+        names = [name for family in draft_families(5) for name in family.counters()]
+        counters = SharedCounters(path, names, create=False)
         known = replay(Settings(**FALLING), PROMPTS, NUM_TOKENS, 5)
         assert_equal(counted(counters, 5), known, 5)
 

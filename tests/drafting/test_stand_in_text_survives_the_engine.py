@@ -81,12 +81,10 @@ def test_small_chunks(llm, chunk):
 
 def accepted_shares(llm, prompts, num_tokens):
     """Share of offered drafts that survived, per position, while the prompts are served."""
-    counters = scheduler(llm).draft_ledger.counters
+    ledger = scheduler(llm).parts.ledger
 
     def read():
-        return np.array(
-            [[counters[f"{kind}_{k}"] for k in range(5)] for kind in ("offered", "accepted")]
-        )
+        return np.array([ledger.num_offered, ledger.num_accepted])
 
     before = read()
     assert generate(llm, prompts, sampling(num_tokens)) == expected(prompts, num_tokens)
@@ -159,7 +157,7 @@ def test_aborts_free_everything_and_disturb_nobody(stand_ins, async_scheduling):
     generate(llm, [prompt(5, 5)], sampling(2))  # lets the engine tidy up after the last abort
     assert free_blocks(llm) == scheduler(llm).kv_cache_config.num_blocks - 1
     assert num_faults(llm) == faults
-    assert len(scheduler(llm).draft_ledger._confidences) <= 1
+    assert scheduler(llm).parts.ledger.table.is_open.sum() <= 1
 
 
 def test_sampled_text_follows_the_tables_law(llm):

@@ -7,23 +7,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import prometheus_client
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from vllm_deepinfer.metrics.catalogue import Family, counter, families
 from vllm_deepinfer.metrics.shared_counters import SharedCounters, counter_file
-from vllm_deepinfer.scheduler.drafting import ACCEPTED, CONFIDENCE, OFFERED, counter_names
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-HELP = {
-    OFFERED: "Drafts verified, by position in the block.",
-    ACCEPTED: "Drafts that survived verification, by position in the block.",
-    CONFIDENCE: "Sum of the drafter's confidence in offered drafts; over offered, its mean.",
-}
 
-
-class DraftCounterExporter(StatLoggerBase):
+class CounterExporter(StatLoggerBase):
     """A stat logger that logs nothing: it hands the counters to Prometheus when asked.
 
     vLLM makes one per engine for every model; it stays idle unless this package's scheduler keeps
@@ -31,13 +25,9 @@ class DraftCounterExporter(StatLoggerBase):
     """
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
-        self._num_drafts = 0
-        scheduler_class = vllm_config.scheduler_config.scheduler_cls
-        if vllm_config.speculative_config is None or not str(scheduler_class).startswith(
-            "vllm_deepinfer."
-        ):
+        self._families = families(vllm_config)
+        if not self._families:
             return
-        self._num_drafts = vllm_config.speculative_config.num_speculative_tokens
         self._engine = str(engine_index)
         self._path = counter_file(vllm_config.instance_id, engine_index)
         self._counters: SharedCounters | None = None
@@ -45,24 +35,26 @@ class DraftCounterExporter(StatLoggerBase):
         # The engine core removes its file too, unless it is killed.
         atexit.register(self._path.unlink, missing_ok=True)
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """Called by Prometheus' registry for each scrape."""
         if self._counters is None:
             if not self._path.exists():
                 return  # the engine core is still starting
-            self._counters = SharedCounters(
-                self._path, counter_names(self._num_drafts), create=False
-            )
-        for kind, text in HELP.items():
-            family = CounterMetricFamily(
-                f"vllm_deepinfer_draft_{kind}", text, labels=["engine", "position"]
-            )
-            for position in range(self._num_drafts):
-                value = self._counters[f"{kind}_{position}"]
-                family.add_metric([self._engine, str(position)], value)
-            yield family
+            names = [name for family in self._families for name in family.counters()]
+            self._counters = SharedCounters(self._path, names, create=False)
+        for family in self._families:
+            yield self._metric(family, self._counters)
 
-    def describe(self) -> list[CounterMetricFamily]:
+    def _metric(self, family: Family, counters: SharedCounters) -> Metric:
+        kind = CounterMetricFamily if family.is_total else GaugeMetricFamily
+        labels = ["engine", family.label] if family.label else ["engine"]
+        metric = kind(f"vllm_deepinfer_{family.name}", family.help, labels=labels)
+        for value in family.values:
+            shown = [self._engine, value] if family.label else [self._engine]
+            metric.add_metric(shown, counters[counter(family.name, value)])
+        return metric
+
+    def describe(self) -> list[Metric]:
         """Nothing to describe before the first scrape."""
         return []
 

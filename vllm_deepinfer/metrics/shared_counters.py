@@ -57,6 +57,11 @@ class SharedCounters:
     def set(self, name: str, value: float) -> None:
         self._values[self._index[name]] = value
 
+    def slice(self, first: str, count: int) -> np.ndarray:
+        """View of ``count`` counters from ``first`` on, float64; writing to it counts."""
+        start = self._index[first]
+        return self._values[start : start + count]
+
     def __getitem__(self, name: str) -> float:
         return float(self._values[self._index[name]])
 

@@ -96,7 +96,7 @@ class PlainRecord(Record):
         return self.width * self.dtype.itemsize
 
     def encode(self, rows: Tensor) -> Tensor:
-        return rows.to(self.dtype).contiguous().view(torch.uint8)
+        return rows.to(self.dtype).clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
     def decode(self, records: Tensor) -> Tensor:
         return records.contiguous().view(self.dtype).to(torch.float32)

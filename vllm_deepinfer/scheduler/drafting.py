@@ -3,83 +3,89 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vllm_deepinfer.log import get_logger
+from vllm_deepinfer.metrics.catalogue import ACCEPTED, CONFIDENCE, OFFERED, counter
 from vllm_deepinfer.metrics.shared_counters import SharedCounters
 from vllm_deepinfer.scheduler.acceptance import AcceptanceWatch
-from vllm_deepinfer.scheduler.confidences import DraftConfidence
+from vllm_deepinfer.scheduler.draft_table import UNKNOWN, DraftTable
+from vllm_deepinfer.scheduler.mean_survival import MeanSurvival
 
 logger = get_logger(__name__)
 
-OFFERED, ACCEPTED, CONFIDENCE = "offered", "accepted", "confidence"
-
-
-def counter_names(num_drafts: int) -> list[str]:
-    """Per-position counters; ``confidence`` sums the probabilities of offered drafts."""
-    return [
-        f"{kind}_{position}"
-        for kind in (OFFERED, ACCEPTED, CONFIDENCE)
-        for position in range(num_drafts)
-    ]
-
 
 class DraftLedger:
-    """Keeps each request's newest confidences and settles them when its drafts were verified.
+    """Settles verified blocks with what the drafter had said of them.
 
     Args:
-        counters: named by ``counter_names``.
+        table: the confidences.
+        counters: with those of ``draft_families``.
         records: file that receives one line per settled block, for ``vllm-deepinfer calibrate``.
+
+    Attributes:
+        num_offered, num_accepted: float64 ``[K]``, drafts by position since the start.
+        mean_survival: of all settled blocks.
     """
 
-    def __init__(self, counters: SharedCounters, records: Path | None) -> None:
-        self.counters = counters
+    def __init__(self, table: DraftTable, counters: SharedCounters, records: Path | None) -> None:
+        self.table, self.counters = table, counters
+        count = table.num_drafts
+        self.num_offered = counters.slice(counter(OFFERED, 0), count)
+        self.num_accepted = counters.slice(counter(ACCEPTED, 0), count)
+        self._confidence = counters.slice(counter(CONFIDENCE, 0), count)
+        self.mean_survival = MeanSurvival(count)
         self._watch = AcceptanceWatch()
-        self._confidences: dict[str, DraftConfidence] = {}
         self._records = None if records is None else records.open("a", encoding="utf-8")
 
-    def confidence(self, request_id: str) -> DraftConfidence | None:
-        """What the drafter said of the request's block that is not verified yet."""
-        return self._confidences.get(request_id)
-
-    def settle(self, request_id: str, offered: int, accepted: int) -> None:
-        """Count one verified block: ``accepted`` of the first ``offered`` drafts survived."""
-        confidence = self._confidences.pop(request_id, None)
-        for position in range(offered):
-            self.counters.add(f"{OFFERED}_{position}")
-            if position < accepted:
-                self.counters.add(f"{ACCEPTED}_{position}")
-            if confidence is not None:
-                probability = confidence.probabilities[position]
-                self.counters.add(f"{CONFIDENCE}_{position}", probability)
-        if confidence is not None and self._records is not None:
-            self._write(request_id, confidence, offered, accepted)
-        if collapse := self._watch.observe(offered, accepted):
+    def settle(
+        self, request_ids: Sequence[str], offered: Sequence[int], accepted: Sequence[int]
+    ) -> None:
+        """Count the blocks a step verified: of the first ``offered[i]`` drafts of request i's
+        block, ``accepted[i]`` survived."""
+        if not request_ids:
+            return
+        rows = self.table.rows(request_ids)
+        # A block is settled once: a request without a new one has said nothing of this.
+        rows[~self.table.is_open[rows]] = UNKNOWN
+        position = np.arange(self.table.num_drafts)
+        lengths, survivors = np.asarray(offered), np.asarray(accepted)
+        is_offered = position < lengths[:, None]
+        self.num_offered += is_offered.sum(0)
+        self.num_accepted += (position < survivors[:, None]).sum(0)
+        self.mean_survival.settle(lengths, survivors)
+        said = self.table.probabilities[rows].astype(np.float64)
+        self._confidence += (said * is_offered).sum(0)
+        if self._records is not None:
+            self._write(request_ids, rows, offered, accepted)
+        self.table.is_open[rows] = False
+        # Only first drafts: their share does not depend on how many more were verified.
+        first_drafts = [int(np.count_nonzero(counts)) for counts in (lengths, survivors)]
+        if collapse := self._watch.observe(*first_drafts):
             logger.warning("%s", collapse)
-
-    def receive(self, confidences: dict[str, DraftConfidence]) -> None:
-        """Take the confidences of newly drafted blocks."""
-        self._confidences.update(confidences)
-
-    def forget(self, request_ids: Iterable[str]) -> None:
-        """Drop requests that ended; their last block will not be verified."""
-        for request_id in request_ids:
-            self._confidences.pop(request_id, None)
 
     def close(self) -> None:
         if self._records is not None:
             self._records.close()
-        self.counters.remove()
 
-    def _write(self, request_id: str, said: DraftConfidence, offered: int, accepted: int) -> None:
-        record: dict[str, Any] = {
-            "confidence_logits": list(said.logits),
-            "offered": offered,
-            "accepted": accepted,
-            "request_id": request_id,
-        }
+    def _write(
+        self,
+        request_ids: Sequence[str],
+        rows: np.ndarray,
+        offered: Sequence[int],
+        accepted: Sequence[int],
+    ) -> None:
         assert self._records is not None
-        self._records.write(json.dumps(record) + "\n")
+        for index in np.flatnonzero(rows != UNKNOWN):
+            record: dict[str, Any] = {
+                "confidence_logits": self.table.logits[rows[index]].tolist(),
+                "offered": offered[index],
+                "accepted": accepted[index],
+                "request_id": request_ids[index],
+            }
+            self._records.write(json.dumps(record) + "\n")
         self._records.flush()

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from vllm_deepinfer.config import DeepInferConfig
 from vllm_deepinfer.distributed.joining import joining
 from vllm_deepinfer.ops import runner
-from vllm_deepinfer.worker import confidences, threads
+from vllm_deepinfer.worker import reports, threads
+from vllm_deepinfer.worker.step_profile import (
+    PROFILE_BUDGET_S,
+    ForwardClock,
+    profile_forward,
+    profiled_sizes,
+)
 
 
 class DeepInferCpuWorker(CPUWorker):
@@ -22,10 +30,28 @@ class DeepInferCpuWorker(CPUWorker):
         # Before init_device, which forbids torch.set_num_threads.
         threads.apply_binding(threads.read_binding(os.environ))
         super().__init__(*args, **kwargs)
+        self._execute_s = 0.0
+        self._profile: tuple[tuple[int, float], ...] = ()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        confidences.enable_confidences(self.model_runner.speculator)
+        reports.enable_confidences(self.model_runner.speculator)
+        self._clock = ForwardClock(self.model_runner.model)
+
+    def compile_or_warm_up_model(self) -> Any:
+        # Before vLLM's own warm-up, which seeds the generators at its end.
+        if DeepInferConfig.from_vllm(self.vllm_config).verification != "all":
+            self._profile = self._profile_decoding()
+        return super().compile_or_warm_up_model()
+
+    def _profile_decoding(self) -> tuple[tuple[int, float], ...]:
+        """Times of decode batches without context, up to the most that can be verified at once."""
+        runner_ = self.model_runner
+        rows = runner_.max_num_reqs * runner_.decode_query_len
+        sizes = profiled_sizes(min(rows, runner_.max_num_reqs, runner_.max_num_tokens))
+        # All ranks time the same sizes: with experts spread over them, each batch takes them all.
+        budget_s = PROFILE_BUDGET_S
+        return profile_forward(runner_._dummy_run, self._clock, sizes, budget_s)
 
     def execute_dummy_batch(self) -> None:
         """Take part in a step of other ranks. Nothing is computed but what they need of this one.
@@ -35,7 +61,22 @@ class DeepInferCpuWorker(CPUWorker):
         with joining():
             super().execute_dummy_batch()
 
+    def execute_model(self, scheduler_output: Any) -> Any:
+        begin_s = time.perf_counter()
+        self._clock.take_ms()
+        output = super().execute_model(scheduler_output)
+        self._execute_s = time.perf_counter() - begin_s
+        return output
+
     def sample_tokens(self, grammar_output: Any) -> Any:
+        begin_s = time.perf_counter()
         output = super().sample_tokens(grammar_output)
-        confidences.send_confidences(output, self.model_runner.speculator)
+        forward_ms = self._clock.take_ms()
+        step_ms = 1e3 * (self._execute_s + time.perf_counter() - begin_s)
+        speculator = self.model_runner.speculator
+        sent = reports.send_report(
+            output, speculator, forward_ms, step_ms - forward_ms, self._profile
+        )
+        if sent:
+            self._profile = ()
         return output

@@ -130,7 +130,8 @@ class StandInDrafter(nn.Module):
         blocks = input_ids[: step.num_tokens].view(-1, self.num_drafts).numpy().astype(np.int64)
         first = step.positions.view(-1, self.num_drafts)[:, 0]
         whole = self._is_whole(step, blocks, first)
-        self.num_faults += int((~whole).sum())
+        if not self.journal.is_dry_run(step):
+            self.num_faults += int((~whole).sum())
         made = drafts(self.settings, first.numpy(), blocks[:, 0], self.num_drafts)
         wrong = np.where(made.right, 0, made.tokens)
         wrong[~whole] = POISON

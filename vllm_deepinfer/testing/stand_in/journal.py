@@ -58,6 +58,10 @@ class Journal:
         back = torch.arange(1 - self.window_tokens, 1)
         return self._load(step, requests, newest.unsqueeze(1) + back)
 
+    def is_dry_run(self, step: Step) -> bool:
+        """Whether the step stores nothing: vLLM's warm-ups compute on blocks nobody owns."""
+        return not len(step.write_rows(self.cache).rows)
+
     def are_whole(self, windows: np.ndarray, newest: np.ndarray) -> np.ndarray:
         """Whether each of ``windows`` holds one unbroken prefix up to its newest position."""
         expected = newest[:, None] + np.arange(1 - self.window_tokens, 1)

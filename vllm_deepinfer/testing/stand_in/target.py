@@ -104,7 +104,8 @@ class StandInTarget(nn.Module, SupportsEagle3):
         windows = self.journal.windows(step, step.request_of_token, step.positions)
         whole = self.journal.are_whole(windows, step.positions.numpy())
         whole &= self._ngrams_agree(windows, step)
-        self.num_faults += int((~whole).sum())
+        if not self.journal.is_dry_run(step):
+            self.num_faults += int((~whole).sum())
         said = np.where(whole, tokens, POISON)[:, None]
         hidden[: len(tokens)] = to_hidden(said, hidden.shape[1], self.dtype)
         for layer, tap in zip(self.tap_layers, taps, strict=True):

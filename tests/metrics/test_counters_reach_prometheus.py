@@ -11,17 +11,24 @@ import prometheus_client
 import pytest
 
 from vllm_deepinfer.metrics import exporter, shared_counters
+from vllm_deepinfer.metrics.catalogue import families
 from vllm_deepinfer.metrics.shared_counters import SharedCounters, counter_file
-from vllm_deepinfer.scheduler.drafting import counter_names
 
 
-def configuration(num_drafts=2, scheduler="vllm_deepinfer.scheduler.mixin.DeepInferScheduler"):
+def configuration(
+    num_drafts=2, scheduler="vllm_deepinfer.scheduler.mixin.DeepInferScheduler", **options
+):
     drafting = None if num_drafts == 0 else SimpleNamespace(num_speculative_tokens=num_drafts)
     return SimpleNamespace(
         speculative_config=drafting,
         scheduler_config=SimpleNamespace(scheduler_cls=scheduler),
         instance_id="test",
+        additional_config={"deepinfer": options},
     )
+
+
+def names(config):
+    return [name for family in families(config) for name in family.counters()]
 
 
 @pytest.fixture(autouse=True)
@@ -37,17 +44,17 @@ def scrape() -> str:
 
 
 def test_counts_show_by_engine_and_position():
-    exporter.DraftCounterExporter(configuration(), 3)
+    exporter.CounterExporter(configuration(), 3)
     assert "vllm_deepinfer" not in scrape()  # the engine core is still starting
-    counters = SharedCounters(counter_file("test", 3), counter_names(2), create=True)
-    counters.add("offered_0", 5)
-    counters.add("accepted_1", 2)
-    counters.add("confidence_0", 3.5)
+    counters = SharedCounters(counter_file("test", 3), names(configuration()), create=True)
+    counters.add("draft_offered_0", 5)
+    counters.add("draft_accepted_1", 2)
+    counters.add("draft_confidence_0", 3.5)
     shown = scrape()
     assert 'vllm_deepinfer_draft_offered_total{engine="3",position="0"} 5.0' in shown
     assert 'vllm_deepinfer_draft_accepted_total{engine="3",position="1"} 2.0' in shown
     assert 'vllm_deepinfer_draft_confidence_total{engine="3",position="0"} 3.5' in shown
-    counters.add("offered_0")
+    counters.add("draft_offered_0")
     assert 'vllm_deepinfer_draft_offered_total{engine="3",position="0"} 6.0' in scrape()
 
 
@@ -60,14 +67,38 @@ def test_counts_show_by_engine_and_position():
     ids=["no drafting", "another scheduler"],
 )
 def test_other_models_register_nothing(config):
-    exporter.DraftCounterExporter(config, 0)
+    exporter.CounterExporter(config, 0)
     assert scrape() == ""
 
 
 def test_counts_stay_readable_after_the_file_is_removed():
-    exporter.DraftCounterExporter(configuration(), 0)
-    counters = SharedCounters(counter_file("test", 0), counter_names(2), create=True)
+    exporter.CounterExporter(configuration(), 0)
+    counters = SharedCounters(counter_file("test", 0), names(configuration()), create=True)
     assert "vllm_deepinfer_draft_offered_total" in scrape()
     counters.remove()
     assert not counter_file("test", 0).exists()
     assert "vllm_deepinfer_draft_offered_total" in scrape()
+
+
+def test_votes_and_plans_show_by_kind():
+    config = configuration(prefill_vote="cadence", verification="adaptive")
+    exporter.CounterExporter(config, 1)
+    counters = SharedCounters(counter_file("test", 1), names(config), create=True)
+    counters.add("vote_grants_any", 3)
+    counters.add("phase_steps_decode", 100)
+    counters.set("prefill_longest_wait_seconds", 0.5)
+    counters.add("verification_plans_static", 7)
+    counters.add("verification_planner_seconds", 0.25)
+    shown = scrape()
+    assert 'vllm_deepinfer_vote_grants_total{engine="1",kind="any"} 3.0' in shown
+    assert 'vllm_deepinfer_phase_steps_total{engine="1",phase="decode"} 100.0' in shown
+    assert 'vllm_deepinfer_prefill_longest_wait_seconds{engine="1"} 0.5' in shown
+    assert 'vllm_deepinfer_verification_plans_total{engine="1",kind="static"} 7.0' in shown
+    assert 'vllm_deepinfer_verification_planner_seconds_total{engine="1"} 0.25' in shown
+
+
+def test_nothing_shows_of_what_is_off():
+    exporter.CounterExporter(configuration(), 0)
+    SharedCounters(counter_file("test", 0), names(configuration()), create=True)
+    shown = scrape()
+    assert "_vote_" not in shown and "_verification_" not in shown and "draft_offered" in shown

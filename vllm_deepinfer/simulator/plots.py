@@ -89,7 +89,7 @@ def sweep_plot(name: str, sweep: Sweep, title: str) -> Figure:
     for (value, _), speed, rate in zip(sweep, speeds, rates, strict=True):
         trade.annotate(f" {value}", (speed, rate))
     _label(trade, "tokens/s per user", "output tokens/s")
-    trade.set_ylim(bottom=0)
+    trade.set_ylim(0, 1.15 * np.nanmax([1.0, *rates]))
     plot_quantiles(ttft, name, sweep, "ttft_ms", "time to first token, ms")
     plot_quantiles(itl, name, sweep, "itl_ms", "time between deliveries, ms")
     plot_figure(verified, name, sweep, ("drafting", "verified_per_block"), "drafts verified")

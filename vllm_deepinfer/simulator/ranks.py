@@ -146,8 +146,8 @@ class Ranks:
 
     def _needed_tokens(self, rank: int) -> int:
         """What running requests hold and may grow by in a step."""
-        growing = int(self.num_decoding[rank]) + len(self.started[rank])
-        return int(self.held_tokens[rank]) + growing * self._growth
+        running = self.scenario.sequences - len(self.free[rank])
+        return int(self.held_tokens[rank]) + running * self._growth
 
     def _preempt(self, rank: int) -> None:
         first = rank * self.scenario.sequences

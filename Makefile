@@ -17,7 +17,7 @@ UPSTREAM := .cache/vllm-0.33.0-src
 install: $(STAMPS)/install
 
 # One pip command: with the stand-ins in the same resolution, the real ones are never fetched.
-$(STAMPS)/install: pyproject.toml setup.py $(wildcard packaging/cpu/*/pyproject.toml)
+$(STAMPS)/install: pyproject.toml setup.py $(wildcard packaging/cpu/*/pyproject.toml csrc/*/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(STAND_INS:%=./packaging/cpu/%) -e ".[cpu]"
 	$(BIN)/python -m pip check

@@ -24,6 +24,7 @@ def extensions() -> list[Extension]:
                 Extension(
                     f"vllm_deepinfer._{folder.name}",
                     sources,
+                    depends=sorted(str(p.relative_to(ROOT)) for p in folder.glob("*.h*")),
                     extra_compile_args=CPP_FLAGS,
                     language="c++",
                     optional=True,

@@ -21,7 +21,7 @@ def backend() -> tuple[type[Any], type[Any]]:
             raise
         warn_once(
             logger,
-            "The C++ planner was not built, so plans are made in Python, about a hundred times "
+            "The C++ planner was not built, so plans are made in Python, tens of times "
             "slower. Install a C++17 compiler and reinstall vllm-deepinfer.",
         )
         return step_cost_reference.CostCore, verification_reference.PlannerCore

@@ -11,6 +11,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vllm_deepinfer.scheduler.cost_estimators import (
     KEPT_AFTER_SHIFT,
     ContextSlope,
@@ -18,6 +21,8 @@ from vllm_deepinfer.scheduler.cost_estimators import (
     ShiftWatch,
     median,
 )
+
+Array = NDArray[np.float64]
 
 REFIT_EVERY = 64
 
@@ -52,7 +57,9 @@ class CostCore:
         self._contexts: list[list[float]] = [[] for _ in range(count)]
         self._watches = [ShiftWatch() for _ in range(count)]
         self._context_slope = ContextSlope()
-        self._residual_ms = [0.0] * count
+        self._sizes = np.array(self.sizes, dtype=np.int64)
+        self._base_ms = np.array(self.base_ms, dtype=np.float64)
+        self._residual_ms = np.zeros(count)
         self.slope_ms = 0.0
 
     # Prices.
@@ -60,6 +67,10 @@ class CostCore:
     def bucket_index(self, num_tokens: int) -> int:
         """Index of the smallest size that holds the tokens; of the largest where none does."""
         return min(bisect_left(self.sizes, num_tokens), len(self.sizes) - 1)
+
+    def buckets_of(self, num_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same for many token counts."""
+        return np.minimum(np.searchsorted(self._sizes, num_tokens), len(self.sizes) - 1)
 
     def is_measured(self, bucket: int) -> bool:
         return len(self._rates[bucket]) >= self._min_samples
@@ -75,27 +86,39 @@ class CostCore:
         return self._sampler.ms(num_seqs)
 
     def forward_ms(self, num_tokens: int, context_tokens: int) -> float:
-        base = self._interpolate(self.base_ms, num_tokens)
-        residual = self._interpolate(self._residual_ms, num_tokens)
-        extra = residual + self._context_slope.slope_ms * context_tokens
-        return base + (extra if extra > 0.0 else 0.0)
+        return float(self.forward_ms_of(np.array([num_tokens]), context_tokens)[0])
 
-    def _interpolate(self, values: list[float], num_tokens: int) -> float:
+    def forward_ms_of(self, num_tokens: NDArray[np.int64], context_tokens: int) -> Array:
+        """The same for many token counts."""
+        buckets = self.buckets_of(num_tokens)
+        base = self._interpolate(self._base_ms, num_tokens, buckets)
+        residual = self._interpolate(self._residual_ms, num_tokens, buckets)
+        extra = residual + self._context_slope.slope_ms * context_tokens
+        return base + np.where(extra > 0.0, extra, 0.0)
+
+    def _interpolate(self, values: Array, num_tokens: NDArray, buckets: NDArray) -> Array:
         """The bucket's value where steps are padded, else the line between two; past the last size
         the line through the last two goes on, never falling."""
-        bucket, last = self.bucket_index(num_tokens), len(self.sizes) - 1
-        if num_tokens > self.sizes[last]:
-            if last == 0:
-                return values[0] * num_tokens / self.sizes[0]
-            rise = values[last] - values[last - 1]
-            slope = max(0.0, rise) / (self.sizes[last] - self.sizes[last - 1])
-            return values[last] + slope * (num_tokens - self.sizes[last])
-        if self.is_padded or bucket == 0 or num_tokens == self.sizes[bucket]:
-            return values[bucket]
-        share = (num_tokens - self.sizes[bucket - 1]) / (
-            self.sizes[bucket] - self.sizes[bucket - 1]
-        )
-        return values[bucket - 1] + share * (values[bucket] - values[bucket - 1])
+        sizes, last = self._sizes, len(self.sizes) - 1
+        result = values[buckets]
+        if not self.is_padded:
+            between = (buckets > 0) & (num_tokens < sizes[buckets])
+            high = buckets[between]
+            low = high - 1
+            share = (num_tokens[between] - sizes[low]) / (sizes[high] - sizes[low])
+            result[between] = values[low] + share * (values[high] - values[low])
+        beyond = num_tokens > sizes[last]
+        if last == 0:
+            result[beyond] = values[0] * num_tokens[beyond] / sizes[0]
+        elif beyond.any():
+            rise = max(0.0, values[last] - values[last - 1])
+            slope = rise / (sizes[last] - sizes[last - 1])
+            result[beyond] = values[last] + slope * (num_tokens[beyond] - sizes[last])
+        return result
+
+    def _base(self, num_tokens: int) -> float:
+        tokens = np.array([num_tokens])
+        return float(self._interpolate(self._base_ms, tokens, self.buckets_of(tokens))[0])
 
     # Learning.
 
@@ -130,7 +153,7 @@ class CostCore:
 
     def _add(self, num_tokens: int, context_tokens: int, forward_ms: float) -> None:
         bucket = self.bucket_index(num_tokens)
-        residual = forward_ms - self._interpolate(self.base_ms, num_tokens)
+        residual = forward_ms - self._base(num_tokens)
         rate = residual / self._slots(num_tokens)
         if self._has_context:
             sample_id = self._first_id + len(self._samples)
@@ -175,12 +198,13 @@ class CostCore:
         }
         self.slope_ms = max(0.0, median(sorted(rates.values()))) if rates else 0.0
         if not self._is_local:
-            self._residual_ms = [self.slope_ms * size for size in self.sizes]
+            self._residual_ms = self.slope_ms * self._sizes
         elif measured:
             own = {b: rates[b] * self.sizes[b] for b in measured}
-            self._residual_ms = [self._local(b, own, measured) for b in range(len(self.sizes))]
+            local = [self._local(b, own, measured) for b in range(len(self.sizes))]
+            self._residual_ms = np.array(local)
         else:
-            self._residual_ms = [0.0] * len(self.sizes)
+            self._residual_ms = np.zeros(len(self.sizes))
 
     def _local(self, bucket: int, own: dict[int, float], measured: list[int]) -> float:
         """A bucket's own residual, or what the measured ones around it say of it."""

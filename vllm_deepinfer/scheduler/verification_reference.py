@@ -154,16 +154,22 @@ class _Price:
         Args:
             gains: chances of the drafts, descending, in units of 2^-22.
         """
-        totals = np.concatenate(([0], np.cumsum(gains)))
+        rows = self._n + np.arange(len(gains) + 1)
+        tokens = rows + self._other_tokens
+        if not self._cost.extrapolates:
+            tokens = tokens[tokens <= self._cost.sizes[-1]]
+        totals = np.concatenate(([0], np.cumsum(gains)))[: len(tokens)]
+        expected = (self._n * ONE + totals).astype(np.float64) / ONE
+        step_ms = self._cost.forward_ms_of(tokens, self._context_tokens) + self._sampler_ms
+        scores = expected / step_ms
+        buckets = self._cost.buckets_of(tokens)
+        begins = np.flatnonzero(np.diff(buckets, prepend=-1))
         best: dict[int, Choice] = {}
-        for num_drafts in range(len(totals)):
-            tokens = self._n + num_drafts + self._other_tokens
-            if not self.is_priced(self._n + num_drafts):
-                break
-            bucket = self._cost.bucket_index(tokens)
-            choice = self.choice(num_drafts, int(totals[num_drafts]))
-            if bucket not in best or choice.score > best[bucket].score:
-                best[bucket] = choice
+        for begin, end in zip(begins, [*begins[1:], len(tokens)], strict=True):
+            i = begin + int(scores[begin:end].argmax())
+            best[int(buckets[begin])] = Choice(
+                int(rows[i]), float(expected[i]), float(step_ms[i]), float(scores[i])
+            )
         return best
 
 

@@ -1,0 +1,53 @@
+"""Without the C++ planner plans are made in Python, and that is said once.
+
+If this fails, a machine without a compiler cannot plan, or a broken build goes unnoticed.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from vllm_deepinfer.log import warn_once
+from vllm_deepinfer.scheduler import planner_backend, step_cost_reference
+from vllm_deepinfer.scheduler.step_cost import StepCost
+from vllm_deepinfer.scheduler.verification import VerificationPlanner
+
+
+def test_plans_are_made_in_python_and_it_is_logged_once(monkeypatch, caplog):
+    warn_once.cache_clear()
+    monkeypatch.setitem(sys.modules, "vllm_deepinfer._planner", None)
+    monkeypatch.setattr(planner_backend.logger, "propagate", True)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    for _ in range(2):
+        cost = StepCost([(8, 10.0)])
+        assert isinstance(cost.core, step_cost_reference.CostCore)
+        rates = np.full((2, 3), 0.5)
+        plan = VerificationPlanner(cost, 3).plan(rates, rates, np.full(2, 3, dtype=np.int32))
+        assert plan.num_tokens == 8
+    said = [record.message for record in caplog.records if "C++ planner" in record.message]
+    assert len(said) == 1 and "compiler" in said[0]
+
+
+def test_an_extension_that_does_not_load_is_no_missing_one(monkeypatch):
+    def broken(name):
+        raise ImportError("undefined symbol")
+
+    monkeypatch.setattr(planner_backend.importlib, "import_module", broken)
+    with pytest.raises(ImportError, match="undefined symbol"):
+        planner_backend.backend()
+
+
+def test_the_planner_needs_neither_torch_nor_vllm():
+    """Simulations and tools plan without them."""
+    program = (
+        "import sys; import vllm_deepinfer.scheduler.verification, "
+        "vllm_deepinfer.scheduler.cost_store; "
+        "print(sorted({'torch', 'vllm'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (run.returncode, run.stdout.strip()) == (0, "[]"), run.stderr

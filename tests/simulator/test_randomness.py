@@ -1,4 +1,4 @@
-"""Random bits depend on seed and position alone. Else runs of two policies could not be compared."""
+"""Random bits depend on seed and position alone, or runs of two policies cannot be compared."""
 
 from __future__ import annotations
 

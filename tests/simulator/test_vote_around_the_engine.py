@@ -95,9 +95,7 @@ def test_a_long_prompt_beside_decodes_does_not_crawl(mode):
     """A lone prompt of 40 chunks takes its chunks, the pauses between bursts, and the bound."""
     vote = VoteSettings(mode=mode, itl_target_ms=60.0)
     decodes = [Arrival(0.0, 100, 3000, rank) for rank in range(4)]
-    traffic = Traffic(
-        "recorded", recorded=(*decodes, Arrival(500.0, 40 * CHUNK, 2, rank=2))
-    )
+    traffic = Traffic("recorded", recorded=(*decodes, Arrival(500.0, 40 * CHUNK, 2, rank=2)))
     steps, compatible = (
         steps_of_last_prompt(voted(settings, traffic=traffic, steps=None))
         for settings in (vote, VoteSettings.compatible())

@@ -52,7 +52,7 @@ def scenario_from(options: Mapping[str, Any]) -> Scenario:
         settings["curve"] = find_curve(given["curve"])
     acceptance = {name: given[name] for name in ACCEPTANCE if name in given}
     if given.get("verification", "none") == "none":
-        _refuse_idle(given, (*ACCEPTANCE, "drafts", "async_scheduling"), "without drafts")
+        _refuse_idle(given, (*ACCEPTANCE, "drafts", "async_scheduling"), "without drafting")
     settings["acceptance"] = AcceptanceModel(**acceptance)
     return Scenario(**settings)
 

@@ -33,7 +33,7 @@ class DeepInferCpuCommunicator(CpuCommunicator):
         if sizes is None:
             sizes = [len(rows[0])] * self.world_size
         for tensor in rows:
-            self._check(sizes, sizes[self.rank_in_group], len(tensor))
+            self._check(sizes, sizes[self.rank_in_group : self.rank_in_group + 1], len(tensor))
         row_bytes = [num_row_bytes(tensor) for tensor in rows]
         gathered = self._all_gather_bytes(
             torch.cat([as_bytes(tensor) for tensor in rows]), max(sizes) * sum(row_bytes)
@@ -70,7 +70,7 @@ class DeepInferCpuCommunicator(CpuCommunicator):
                     "give sizes."
                 )
             sizes = [size] * self.world_size
-        self._check(sizes, sum(sizes), len(rows))
+        self._check(sizes, sizes, len(rows))
         width, size = num_row_bytes(rows), sizes[self.rank_in_group]
         received = torch.empty(self.world_size * size * width, dtype=torch.uint8)
         if sum(sizes):
@@ -95,11 +95,14 @@ class DeepInferCpuCommunicator(CpuCommunicator):
             dist.all_gather_into_tensor(gathered.view(-1), padded, group=self.device_group)
         return gathered
 
-    def _check(self, sizes: list[int], expected_rows: int, num_rows: int) -> None:
-        if len(sizes) != self.world_size or expected_rows != num_rows:
+    def _check(self, sizes: list[int], here: list[int], num_rows: int) -> None:
+        """Refuse ``num_rows`` rows where ``sizes`` say that the sum of ``here`` is."""
+        if len(sizes) != self.world_size:
+            raise ValueError(f"sizes is {sizes}, but there are {self.world_size} ranks.")
+        if sum(here) != num_rows:
             raise ValueError(
-                f"sizes is {sizes}, for {self.world_size} ranks, but rank {self.rank_in_group} "
-                f"has {num_rows} rows instead of {expected_rows}."
+                f"sizes is {sizes}, but rank {self.rank_in_group} has {num_rows} rows instead of "
+                f"{sum(here)}."
             )
 
 

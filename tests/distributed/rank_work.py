@@ -1,0 +1,160 @@
+"""What ranks do in the tests here: functions that ``Ranks.run`` finds by name.
+
+Every rank draws the inputs of all ranks from one seed, so that each can check its own outputs.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm_deepinfer.distributed.exchange import GroupExchange
+from vllm_deepinfer.models.deepseek_v41.expert_exchange import LocalExperts
+from vllm_deepinfer.models.deepseek_v41.moe import ExpertCounts, MixtureOfExperts
+from vllm_deepinfer.ops.numerics import Numerics
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
+SHAPES = ((), (1,), (3,), (2, 5), (4, 0))
+
+
+def draw(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> Tensor:
+    """Small whole numbers: their sums are exact in every dtype."""
+    return torch.randint(0, 17, shape, generator=generator).to(dtype)
+
+
+def draw_sizes(choice: random.Random, num_ranks: int) -> list[int]:
+    return [choice.choice((0, 0, 1, 2, 7)) for _ in range(num_ranks)]
+
+
+def gathers(communicator: Any, seed: int, cases: int) -> None:
+    choice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    ranks, own = range(communicator.world_size), communicator.rank_in_group
+    for _ in range(cases):
+        sizes, dim = draw_sizes(choice, len(ranks)), choice.choice((0, 0, 1))
+        inputs = []  # by tensor, by rank
+        for _ in range(choice.choice((1, 3))):
+            dtype, shape = choice.choice(DTYPES), choice.choice(SHAPES[1:])
+            rows = [draw(generator, dtype, size, *shape) for size in sizes]
+            inputs.append([tensor.movedim(0, dim) for tensor in rows])
+        mine = [by_rank[own] for by_rank in inputs]
+        single = len(mine) == 1 and choice.random() < 0.5
+        found = communicator.all_gatherv(mine[0] if single else mine, dim, sizes)
+        for tensor, by_rank in zip([found] if single else found, inputs, strict=True):
+            assert_same(tensor, torch.cat(by_rank, dim))
+
+
+def scatters(communicator: Any, seed: int, cases: int) -> None:
+    choice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    ranks, own = range(communicator.world_size), communicator.rank_in_group
+    for _ in range(cases):
+        sizes, dim = draw_sizes(choice, len(ranks)), choice.choice((0, 0, 1, -1))
+        dtype, shape = choice.choice(DTYPES), choice.choice(SHAPES[1:])
+        inputs = [draw(generator, dtype, sum(sizes), *shape).movedim(0, dim) for _ in ranks]
+        before = inputs[own].clone()
+        found = communicator.reduce_scatterv(inputs[own], dim, sizes)
+        assert_same(inputs[own], before)
+        start = sum(sizes[:own])
+        total = sum(inputs[1:], inputs[0].clone())
+        assert_same(found, total.narrow(dim, start, sizes[own]))
+
+
+def equal_sizes(communicator: Any) -> None:
+    own, ranks = communicator.rank_in_group, communicator.world_size
+    gathered = communicator.all_gatherv(torch.full((2, 3), own))
+    assert gathered[:, 0].tolist() == [rank for rank in range(ranks) for _ in range(2)]
+    scattered = communicator.reduce_scatterv(torch.arange(2 * ranks), 0)
+    assert scattered.tolist() == [2 * own * ranks, (2 * own + 1) * ranks]
+
+
+def wrong_sizes(communicator: Any) -> list[str]:
+    """The errors of sizes that do not fit; none of them starts a collective."""
+    rows, errors = torch.zeros(2, 3), []
+    calls = (
+        lambda: communicator.all_gatherv(rows, 0, [1] * communicator.world_size),
+        lambda: communicator.all_gatherv(rows, 0, [2]),
+        lambda: communicator.all_gatherv([rows, rows[:1]]),
+        lambda: communicator.reduce_scatterv(rows, 0, [2] * communicator.world_size),
+        lambda: communicator.reduce_scatterv(torch.zeros(communicator.world_size + 1), 0),
+    )
+    for call in calls:
+        try:
+            call()
+        except ValueError as error:
+            errors.append(str(error))
+    return errors
+
+
+def different_passes(communicator: Any) -> str:
+    """The error of ranks that run different passes."""
+    own = "target" if communicator.rank_in_group == 0 else "draft"
+    try:
+        GroupExchange(communicator, own, False).row_counts(1)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def experts_equal_local(
+    communicator: Any, config: Any, counts: ExpertCounts, sizes: list[int], favoured: list[int]
+) -> int:
+    """Compares with one rank that holds every expert; returns how many experts are held here.
+
+    favoured: if not empty, the only experts any token chooses.
+    """
+    numerics, own = Numerics(), communicator.rank_in_group
+    exchange = GroupExchange(communicator, "target", rows_alone=False)
+    whole = MixtureOfExperts(config, 0, counts, numerics, LocalExperts())
+    spread = MixtureOfExperts(config, 0, counts, numerics, exchange)
+    fill(whole, spread, favoured)
+    rows = torch.randn(sum(sizes), config.hidden_size).to(torch.bfloat16)
+    first = sum(sizes[:own])
+    mine = slice(first, first + sizes[own])
+    rank_rows = exchange.row_counts(sizes[own])
+    assert rank_rows == tuple(sizes)
+
+    activation = numerics.activation(rows)
+    chosen, weights = whole.gate.choose(rows, None)
+    if favoured:
+        assert set(chosen.flatten().tolist()) <= set(favoured)
+    for rows_alone in (False, True):
+        exchange.rows_alone = rows_alone
+        wanted = whole.experts(activation, chosen, weights, rows_alone)
+        found = spread.routed(activation[mine], chosen[mine], weights[mine], rank_rows)
+        assert_same(found, wanted[mine])
+    # Token by token, as in batch-invariant mode: all of the layer, and ranks that have no more.
+    for index in range(max(sizes)):
+        rank_rows = tuple(int(index < size) for size in sizes)
+        if rank_rows[own]:
+            row = rows[first + index : first + index + 1]
+            assert_same(spread(row, rank_rows), whole(row))
+        else:
+            spread.join(rank_rows)
+    return len(spread.experts.held)
+
+
+def fill(whole: MixtureOfExperts, spread: MixtureOfExperts, favoured: list[int]) -> None:
+    """Random weights for all experts, and those of a rank's own."""
+    torch.manual_seed(0)
+    held = spread.experts.held
+    own = dict(spread.named_parameters())
+    for name, parameter in whole.named_parameters():
+        if parameter.dtype.itemsize == 1:
+            scale = parameter.dtype == torch.float8_e8m0fnu
+            low, high = (118, 122) if scale else (0, 120)
+            parameter.view(torch.uint8).random_(low, high)
+        else:
+            parameter.copy_(torch.randn(parameter.shape) / 16)
+        if name == "gate.bias" and favoured:
+            parameter[favoured] += 100
+        rows = slice(held.start, held.stop) if name.startswith("experts.") else slice(None)
+        own[name].view(torch.uint8).copy_(parameter[rows].view(torch.uint8))
+
+
+def assert_same(found: Tensor, wanted: Tensor) -> None:
+    """Equal in dtype, shape and every bit."""
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+    as_bytes = [tensor.contiguous().flatten().view(torch.uint8) for tensor in (found, wanted)]
+    assert torch.equal(*as_bytes)

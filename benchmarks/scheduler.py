@@ -79,9 +79,8 @@ def result_table(result: dict[str, Any]) -> str:
     for entry in planner["measures"]:
         cells = [_cell(entry["microseconds"][name]) for name in names]
         lines.append(_ROW.format(f"{entry['sequences']} x {entry['drafts']}", *cells))
-    return "\n".join(
-        [*lines, "", *(f"{name}: {text}" for name, text in planner["meaning"].items())]
-    )
+    meanings = [f"{name}: {text}" for name, text in planner["meaning"].items()]
+    return "\n".join([*lines, "", *meanings])
 
 
 def _cell(value: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ constexpr std::size_t kContextBinSamples = 32;
 constexpr std::size_t kContextBinMinSamples = 8;
 constexpr std::size_t kRecentErrors = 24;
 constexpr std::size_t kPastErrors = 256;
-constexpr std::size_t kMinPastErrors = 48;
+constexpr std::size_t kMinPastErrors = 96;
 constexpr std::size_t kShiftTail = 20;
 constexpr double kMinShift = 0.03;
 

@@ -16,7 +16,7 @@ CONTEXT_BIN_MIN_SAMPLES = 8
 RECENT_ERRORS = 24
 KEPT_AFTER_SHIFT = 12
 PAST_ERRORS = 256
-MIN_PAST_ERRORS = 48
+MIN_PAST_ERRORS = 96
 SHIFT_TAIL = 20  # one in so many past errors lies beyond the band, at either end
 MIN_SHIFT = 0.03
 
@@ -148,7 +148,8 @@ class ShiftWatch:
 
     Errors are relative: measured over predicted time, less 1. The newest 24 are compared with the
     up to 256 before them; they have left when their median lies outside the past's 5 % to 95 % and
-    at least 3 % from its median. Errors of one law do so about once in 10^9 times.
+    at least 3 % from its median. Independent errors of one law hardly ever do: fewer
+    than 1 in 100,000 of their windows.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_deepinfer.scheduler.recalibration import Recalibration
+from vllm_deepinfer.scheduler.recalibration import REFIT_STEPS, Recalibration
 
 NUM_DRAFTS = 3
 
@@ -27,6 +27,7 @@ def serve(model: Recalibration, num_blocks: int, truth, seed: int, offered: int 
         survives = rng.random(told.shape) < sigmoid(truth(told))
         accepted = np.cumprod(survives, axis=1)[:, :offered].sum(axis=1)
         model.settle(np.cumprod(sigmoid(told), axis=1), np.full(32, offered), accepted)
+    assert num_blocks % (32 * REFIT_STEPS) == 0, "the last blocks were not fitted"
 
 
 def test_nothing_changes_before_anything_is_known():
@@ -37,7 +38,7 @@ def test_nothing_changes_before_anything_is_known():
 @pytest.mark.parametrize(("offset", "trust"), [(0.8, 1.0), (-1.0, 0.5), (0.5, 0.0), (0.0, 1.5)])
 def test_the_relation_is_found(offset, trust):
     model = Recalibration(NUM_DRAFTS)
-    serve(model, 6400, lambda told: offset + trust * told, seed=1)
+    serve(model, 6144, lambda told: offset + trust * told, seed=1)
     np.testing.assert_allclose(model.offset, offset, atol=0.2)
     np.testing.assert_allclose(model.trust, trust, atol=0.2)
     told = np.array([[0.5, -1.0, 2.0]])
@@ -48,13 +49,13 @@ def test_the_relation_is_found(offset, trust):
 
 def test_a_contrary_drafter_is_ignored_not_inverted():
     model = Recalibration(NUM_DRAFTS)
-    serve(model, 6400, lambda told: -told, seed=2)
+    serve(model, 6144, lambda told: -told, seed=2)
     assert (model.trust == 0).all()
 
 
 def test_positions_that_were_never_verified_keep_the_first_guess():
     model = Recalibration(NUM_DRAFTS)
-    serve(model, 3200, lambda told: told - 2.0, seed=3, offered=1)
+    serve(model, 3072, lambda told: told - 2.0, seed=3, offered=1)
     assert model.offset[0] < -1.5
     assert model.offset[1:].tolist() == [0, 0] and model.trust[1:].tolist() == [1, 1]
 
@@ -62,15 +63,15 @@ def test_positions_that_were_never_verified_keep_the_first_guess():
 def test_other_texts_are_followed():
     """Counts are halved, so that the newest outweigh what came long before."""
     model = Recalibration(NUM_DRAFTS)
-    serve(model, 64_000, lambda told: told + 1.0, seed=4)
-    serve(model, 32_000, lambda told: told - 1.0, seed=5)
+    serve(model, 64_512, lambda told: told + 1.0, seed=4)
+    serve(model, 32_256, lambda told: told - 1.0, seed=5)
     assert (model.offset < -0.3).all()
 
 
 @given(
     seed=st.integers(0, 2**32 - 1),
     dtype=st.sampled_from([np.float32, np.float64]),
-    num_blocks=st.sampled_from([0, 64, 640]),
+    num_blocks=st.sampled_from([0, 512, 1024]),
 )
 def test_corrected_rates_are_chances_that_fall_along_a_row(seed, dtype, num_blocks):
     rng = np.random.default_rng(seed)

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 NUM_BINS = 24
 LARGEST_LOGIT = 6.0
-REFIT_BLOCKS = 64
+REFIT_STEPS = 16
 MOST_BLOCKS = 16384  # then all counts are halved, so that old texts are forgotten
 PRIOR_DRAFTS = 16.0  # drafts that the first guess counts for
 
@@ -34,10 +34,10 @@ class Recalibration:
         # By position and bin of the confidence's logit: drafts that were reached, those that
         # survived, and the sum of their logits.
         self._reached, self._survived, self._logits = np.zeros((3, num_drafts, NUM_BINS))
-        self._num_blocks = self._num_unfitted = 0
+        self._num_blocks = self._num_steps = 0
 
     def settle(self, rates: NDArray, offered: ArrayLike, accepted: ArrayLike) -> None:
-        """Learn from verified blocks.
+        """Learn from the verified blocks of a step.
 
         Args:
             rates: chances as the drafter told them, cumulative along a row, [n, K].
@@ -55,25 +55,28 @@ class Recalibration:
         logits = _conditional_logits(rates)
         reached = position < np.minimum(accepted + 1, offered)[:, None]
         survived = position < accepted[:, None]
-        where = np.nonzero(reached)
-        share = (logits[where] + LARGEST_LOGIT) / (2 * LARGEST_LOGIT)
-        cells = where[1], np.minimum((share * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-        np.add.at(self._reached, cells, 1.0)
-        np.add.at(self._survived, cells, survived[where])
-        np.add.at(self._logits, cells, logits[where])
-        self._num_unfitted += len(offered)
-        if self._num_unfitted >= REFIT_BLOCKS:
+        share = (logits + LARGEST_LOGIT) / (2 * LARGEST_LOGIT)
+        bins = np.minimum((share * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+        cells = (position * NUM_BINS + bins)[reached]
+        for counts, values in (
+            (self._reached, None),
+            (self._survived, survived[reached]),
+            (self._logits, logits[reached]),
+        ):
+            counts += np.bincount(cells, values, counts.size).reshape(counts.shape)
+        self._num_blocks += len(offered)
+        self._num_steps += 1
+        if self._num_steps % REFIT_STEPS == 0:
             self._refit()
 
     def apply(self, rates: NDArray) -> NDArray:
         """Corrected chances, cumulative along a row, shape and type of ``rates``, [n, K]."""
-        logits = self.offset + self.trust * _conditional_logits(rates)
-        return np.cumprod(_sigmoid(logits), axis=1).astype(rates.dtype)
+        offset, trust = self.offset.astype(rates.dtype), self.trust.astype(rates.dtype)
+        chance = _sigmoid(offset + trust * _conditional_logits(rates))
+        return np.cumprod(chance, axis=1, dtype=rates.dtype)
 
     def _refit(self) -> None:
         """Penalised logistic regression of every position, by Newton steps from the last fit."""
-        self._num_blocks += self._num_unfitted
-        self._num_unfitted = 0
         if self._num_blocks > MOST_BLOCKS:
             self._num_blocks //= 2
             for counts in (self._reached, self._survived, self._logits):
@@ -93,15 +96,18 @@ class Recalibration:
             self.trust = np.maximum(0.0, self.trust + (a * along - b * down) / determinant)
 
 
-def _conditional_logits(rates: NDArray) -> NDArray[np.float64]:
+def _conditional_logits(rates: NDArray) -> NDArray:
     """Logit of each draft's chance given that those before it survived; clipped to +-6."""
-    cumulative = np.asarray(rates, dtype=np.float64)
-    before = np.concatenate((np.ones((len(cumulative), 1)), cumulative[:, :-1]), axis=1)
-    chance = np.divide(cumulative, before, out=np.zeros_like(cumulative), where=before > 0)
-    least = _sigmoid(-LARGEST_LOGIT)
-    chance = np.clip(chance, least, 1 - least)
-    return np.clip(np.log(chance / (1 - chance)), -LARGEST_LOGIT, LARGEST_LOGIT)
+    chance = rates.copy()
+    before = rates[:, :-1]
+    np.divide(rates[:, 1:], before, out=chance[:, 1:], where=before > 0)
+    np.clip(chance, *_CHANCES, out=chance)
+    logits = np.log(chance / (1 - chance))
+    return np.clip(logits, -LARGEST_LOGIT, LARGEST_LOGIT, out=logits)
 
 
-def _sigmoid(logit: ArrayLike) -> NDArray[np.float64]:
-    return 1 / (1 + np.exp(-np.asarray(logit)))
+def _sigmoid(logit: NDArray) -> NDArray:
+    return 1 / (1 + np.exp(-logit))
+
+
+_CHANCES = _sigmoid(np.array([-LARGEST_LOGIT, LARGEST_LOGIT]))

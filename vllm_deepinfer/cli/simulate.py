@@ -110,9 +110,11 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("drafting")
     group.add_argument(
         "--verification",
-        choices=("none", "fixed", "adaptive", "oracle"),
-        help="none (default), all drafts, the planner's choice, or the best in hindsight",
+        choices=("none", "fixed", "adaptive", "compatible", "oracle"),
+        help="none (default), all drafts, the planner's choice, that by DeepInfer's rules, or the "
+        "best of one who knows all",
     )
+    group.add_argument("--min-benefit", type=float, metavar="SHARE", help="adaptive: default: 0.02")
     group.add_argument("--drafts", type=int, metavar="K", help="per block; default: 5")
     group.add_argument("--async-scheduling", action="store_true", help="confidences come later")
     group.add_argument(

@@ -50,6 +50,8 @@ def scenario_from(options: Mapping[str, Any]) -> Scenario:
     settings["vote"] = _vote(given)
     if "curve" in given:
         settings["curve"] = find_curve(given["curve"])
+    if given.get("verification") != "adaptive":
+        _refuse_idle(given, ("min_benefit",), "unless verification is adaptive")
     acceptance = {name: given[name] for name in ACCEPTANCE if name in given}
     if given.get("verification", "none") == "none":
         _refuse_idle(given, (*ACCEPTANCE, "drafts", "async_scheduling"), "without drafting")

@@ -11,7 +11,8 @@ from vllm_deepinfer.simulator.errors import SimulationError, require_count, requ
 from vllm_deepinfer.simulator.published import dp8_prefill
 from vllm_deepinfer.simulator.traffic import Traffic
 
-VERIFICATIONS = ("none", "fixed", "adaptive", "oracle")
+PLANNED = ("adaptive", "compatible")
+VERIFICATIONS = ("none", "fixed", *PLANNED, "oracle")
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Scenario:
         prefill_interval: vLLM's `prefill_schedule_interval`, without a vote.
         strict: a voted prefill step runs no decodes; else they run beside the prompts.
         verification: `none`: no drafting; `fixed`: all drafts; `adaptive`: the planner decides;
-            `oracle`: all is known in advance.
+            `compatible`: it does so by DeepInfer's rules; `oracle`: all is known in advance.
+        min_benefit: `adaptive`: least predicted gain over a common length to depart from it.
         drafts: drafts in a block, at most as many as the acceptance model knows.
         async_scheduling: confidences reach the planner one step later.
         noise: relative spread of step times.
@@ -53,6 +55,7 @@ class Scenario:
     prefill_interval: int = 1
     strict: bool = True
     verification: str = "none"
+    min_benefit: float = 0.02
     drafts: int = 5
     async_scheduling: bool = False
     noise: float = 0.01
@@ -86,6 +89,7 @@ class Scenario:
             require_number("seconds", self.seconds, 1e-3)
 
     def _check_drafts(self) -> None:
+        require_number("min_benefit", self.min_benefit, 0, 0.99)
         if self.verification not in VERIFICATIONS:
             raise SimulationError(
                 f"verification is {self.verification!r}; allowed: {', '.join(VERIFICATIONS)}."

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from vllm_deepinfer.scheduler.step_cost import StepCost, StepTimes
-from vllm_deepinfer.scheduler.survival import planning_rates
-from vllm_deepinfer.scheduler.verification import VerificationPlanner
+from vllm_deepinfer.scheduler.mean_survival import MeanSurvival
+from vllm_deepinfer.scheduler.step_cost import CostSettings, StepCost, StepTimes
+from vllm_deepinfer.scheduler.survival import compatible_prior, planning_rates
+from vllm_deepinfer.scheduler.verification import PlannerSettings, VerificationPlanner
 from vllm_deepinfer.simulator.oracle import best_lengths
 from vllm_deepinfer.simulator.randomness import normals, random_bits, uniforms
 from vllm_deepinfer.simulator.ranks import Ranks
-from vllm_deepinfer.simulator.scenario import Scenario
+from vllm_deepinfer.simulator.scenario import PLANNED, Scenario
 
 _REQUEST, _BLOCK = 4, 5  # streams of random bits
-_PRIOR_WEIGHT = 4.0  # drafts that the prior starts with at each position; half of them survived
 
 
 class Speculation:
@@ -39,14 +39,10 @@ class Speculation:
         self._level = np.zeros(slots, dtype=np.int16)  # true chances of the open block
         self._said = np.zeros(slots, dtype=np.int16)  # what the drafter said of it
         self._said_before = np.zeros(slots, dtype=np.int16)  # and of the block before
-        self._reached = np.full(self.num_drafts, _PRIOR_WEIGHT)
-        self._survived = np.full(self.num_drafts, _PRIOR_WEIGHT / 2)
+        self._mean_survival = MeanSurvival(self.num_drafts)
         self.planners: list[VerificationPlanner] = []
-        if scenario.verification == "adaptive":
-            self.planners = [
-                VerificationPlanner(StepCost(scenario.curve.profile()), self.num_drafts)
-                for _ in range(scenario.ranks)
-            ]
+        if scenario.verification in PLANNED:
+            self.planners = [_planner(scenario) for _ in range(scenario.ranks)]
 
     def begin(self, slots: np.ndarray) -> None:
         """Draft the first block of requests that were just given their first token."""
@@ -86,13 +82,13 @@ class Speculation:
         verification = self.scenario.verification
         if verification in ("none", "fixed"):
             return limits
-        if verification == "adaptive":
+        if verification in PLANNED:
             budget, ranking = self._planning_rates(slots)
         lengths = np.empty(len(slots), dtype=np.int32)
         for rank in np.flatnonzero(np.diff(bounds)):
             part = slice(bounds[rank], bounds[rank + 1])
             tokens = int(context[rank])
-            if verification == "adaptive":
+            if verification in PLANNED:
                 plan = self.planners[rank].plan(budget[part], ranking[part], limits[part], tokens)
                 lengths[part] = plan.num_drafts
             else:
@@ -103,9 +99,14 @@ class Speculation:
     def _planning_rates(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows as the engine has them: in async scheduling the newest are still on their way."""
         rows, rounds = self.model.confidence_rows, self._rounds[slots]
-        prior = np.cumprod(self._survived / self._reached).astype(np.float32)
-        newest, previous = rows[self._said[slots]], rows[self._said_before[slots]]
+        newest = rows.take(self._said[slots], axis=0)
+        previous = rows.take(self._said_before[slots], axis=0)
         is_late = np.full(len(slots), self.scenario.async_scheduling)
+        if self.scenario.verification == "compatible":
+            prior = compatible_prior(rounds > 0, is_late, self.num_drafts)
+        else:
+            prior = self._mean_survival.rates()
+        prior = prior.astype(np.float32)
         if self.scenario.async_scheduling:
             return planning_rates(previous, previous, rounds > 1, rounds > 2, is_late, prior)
         return planning_rates(newest, previous, rounds > 0, rounds > 1, is_late, prior)
@@ -114,19 +115,12 @@ class Speculation:
         """How many of the verified drafts survive."""
         if not self.num_drafts:
             return np.zeros(len(slots), dtype=np.int64)
-        chances = self.model.true_rows[self._level[slots]]
+        chances = self.model.true_rows.take(self._level[slots], axis=0)
         alive = (chances > self._luck[slots][:, None]).view(np.int8)
         survived = np.minimum(np.einsum("ij->i", alive), lengths).astype(np.int64)
-        self._count(lengths, survived)
+        if self.planners:
+            self._mean_survival.settle(lengths, survived)
         return survived
-
-    def _count(self, lengths: np.ndarray, survived: np.ndarray) -> None:
-        """Learn how often a draft survives that was verified after all before it had survived."""
-        drafts = self.num_drafts
-        reached = np.bincount(np.minimum(lengths, survived + 1), minlength=drafts + 1)
-        self._reached += np.cumsum(reached[::-1])[::-1][1:]
-        counts = np.bincount(survived, minlength=drafts + 1)
-        self._survived += np.cumsum(counts[::-1])[::-1][1:]
 
     def observe(
         self,
@@ -151,3 +145,12 @@ class Speculation:
 
     def _bits(self, stream: int, slots: np.ndarray, position: np.ndarray) -> np.ndarray:
         return random_bits(self.scenario.seed, stream, self.ranks.request[slots], position)
+
+
+def _planner(scenario: Scenario) -> VerificationPlanner:
+    """One rank's planner, which knows the start-up profile."""
+    if scenario.verification == "compatible":
+        cost = StepCost(scenario.curve.profile(), CostSettings.compatible())
+        return VerificationPlanner(cost, scenario.num_drafts, PlannerSettings.compatible())
+    settings = PlannerSettings(min_benefit=scenario.min_benefit)
+    return VerificationPlanner(StepCost(scenario.curve.profile()), scenario.num_drafts, settings)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
 from vllm_deepinfer.contract_distributed import DISTRIBUTED
 from vllm_deepinfer.contract_model import DRAFTING, MODEL
+from vllm_deepinfer.contract_scheduler import SCHEDULER, STEP_TIMES
 
 _PLATFORM = "vllm.platforms.cpu"
 _INTERFACE = "vllm.platforms.interface"
@@ -172,4 +173,6 @@ CONTRACT: tuple[Symbol, ...] = (
     *MODEL,
     *DRAFTING,
     *DISTRIBUTED,
+    *SCHEDULER,
+    *STEP_TIMES,
 )

@@ -66,6 +66,28 @@ struct Assignment {
   }
 };
 
+struct Part {
+  Assigned assigned;
+  std::int64_t block;
+};
+
+// Each thread's share holds a stretch of neighbouring blocks of every expert: experts have unequal
+// numbers of rows, and weights that follow each other in memory are read faster.
+std::vector<Part> parts_in_order(const std::vector<Assigned>& experts, std::int64_t num_blocks,
+                                 int num_threads) {
+  std::vector<Part> parts;
+  parts.reserve(experts.size() * static_cast<std::size_t>(num_blocks));
+  for (int thread = 0; thread < num_threads; ++thread) {
+    const std::int64_t end = num_blocks * (thread + 1) / num_threads;
+    for (const Assigned& assigned : experts) {
+      for (std::int64_t block = num_blocks * thread / num_threads; block < end; ++block) {
+        parts.push_back({assigned, block});
+      }
+    }
+  }
+  return parts;
+}
+
 struct Experts {
   const LinearVersion& version;
   RowKind kind;
@@ -80,19 +102,10 @@ struct Experts {
 
   std::size_t inner_bytes() const { return prepared_row_bytes(kind, w2.columns); }
 
-  // Parts go through the experts first: equal shares of parts are then equal shares of each expert.
-  Assigned expert_of(std::int64_t part) const {
-    return assignment.experts[static_cast<std::size_t>(part) % assignment.experts.size()];
-  }
-
-  std::int64_t block_of(std::int64_t part) const {
-    return part / static_cast<std::int64_t>(assignment.experts.size());
-  }
-
-  void compute_inner(const PreparedRows& prepared, std::int64_t part) const {
+  void compute_inner(const PreparedRows& prepared, const Part& part) const {
     static thread_local Workspace decoded, products;
-    const Assigned assigned = expert_of(part);
-    const std::int64_t number = block_of(part);
+    const Assigned& assigned = part.assigned;
+    const std::int64_t number = part.block;
     void* scratch = decoded.get<char>(decode_bytes(w1.columns));
     float* gate = products.get<float>(2 * kRowsAtOnce * kBlockRows);
     float* up = gate + kRowsAtOnce * kBlockRows;
@@ -115,10 +128,10 @@ struct Experts {
     }
   }
 
-  void compute_outer(std::int64_t part) const {
+  void compute_outer(const Part& part) const {
     static thread_local Workspace decoded, products;
-    const Assigned assigned = expert_of(part);
-    const WeightBlock weight = w2.block(assigned.expert, block_of(part));
+    const Assigned& assigned = part.assigned;
+    const WeightBlock weight = w2.block(assigned.expert, part.block);
     void* scratch = decoded.get<char>(decode_bytes(w2.columns));
     float* values = products.get<float>(kRowsAtOnce * kBlockRows);
     const void* pointers[kRowsAtOnce];
@@ -132,7 +145,7 @@ struct Experts {
       for (std::int64_t i = 0; i < count; ++i) {
         version.store_row(
             values + i * kBlockRows, weight.num_outputs, out_is_bf16,
-            out + (slot(first + i) * w2.outputs + block_of(part) * kBlockRows) * item);
+            out + (slot(first + i) * w2.outputs + part.block * kBlockRows) * item);
       }
     }
   }
@@ -182,13 +195,15 @@ void experts(std::uintptr_t x, int source, std::uintptr_t x_scales, std::int64_t
                       assignment,
                       inner_memory.get<char>(inner_bytes),
                       at<char>(out)};
-  const auto num_experts = static_cast<std::int64_t>(assignment.experts.size());
   const std::int64_t work = static_cast<std::int64_t>(assignment.slots.size()) * hidden * inter;
-  num_threads = threads_for(work, num_threads);
-  run_parts(num_threads, num_experts * layer.w1.num_blocks(),
-            [&](std::int64_t part) { layer.compute_inner(prepared, part); });
-  run_parts(num_threads, num_experts * layer.w2.num_blocks(),
-            [&](std::int64_t part) { layer.compute_outer(part); });
+  num_threads = std::max(1, threads_for(work, num_threads));
+  const auto run = [&](std::int64_t num_blocks, auto&& compute) {
+    const std::vector<Part> parts = parts_in_order(assignment.experts, num_blocks, num_threads);
+    run_parts(num_threads, static_cast<std::int64_t>(parts.size()),
+              [&](std::int64_t part) { compute(parts[static_cast<std::size_t>(part)]); });
+  };
+  run(layer.w1.num_blocks(), [&](const Part& part) { layer.compute_inner(prepared, part); });
+  run(layer.w2.num_blocks(), [&](const Part& part) { layer.compute_outer(part); });
 }
 
 }  // namespace

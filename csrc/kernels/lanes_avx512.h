@@ -63,10 +63,14 @@ inline std::int16_t scale_word(std::uint8_t scale) {
   return static_cast<std::int16_t>((static_cast<int>(scale) - kScaleBias) * 128);
 }
 
-// bfloat16 values times a moderate power of two; zeros stay.
-inline __m512i scaled(__m512i values, std::uint8_t scale) {
+// bfloat16 values times the power of two whose scale_word is given, where that is moderate.
+inline __m512i plus_exponent(__m512i values, std::int16_t word) {
   const __mmask32 nonzero = _mm512_test_epi16_mask(values, _mm512_set1_epi16(0x7FFF));
-  return _mm512_mask_add_epi16(values, nonzero, values, _mm512_set1_epi16(scale_word(scale)));
+  return _mm512_mask_add_epi16(values, nonzero, values, _mm512_set1_epi16(word));
+}
+
+inline __m512i scaled(__m512i values, std::uint8_t scale) {
+  return plus_exponent(values, scale_word(scale));
 }
 
 // 32 packed e2m1 codes to bfloat16 in order, with a power of two added to the table beforehand.

@@ -44,6 +44,7 @@ DISTRIBUTED: tuple[Symbol, ...] = (
         "dim",
         "sizes",
     ),
+    calls(_GROUPS, "get_dp_group"),
     calls(_GROUPS, "get_ep_group"),
     calls(_GROUPS, "GroupCoordinator.all_gather", "self", "input_", "dim"),
     calls(_GROUPS, "GroupCoordinator.all_gatherv", "self", "input_", "dim", "sizes"),

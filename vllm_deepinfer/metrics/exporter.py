@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from vllm_deepinfer.metrics.catalogue import Family, counter, families
+from vllm_deepinfer.metrics.mirror import Mirror, has_several_servers
 from vllm_deepinfer.metrics.shared_counters import SharedCounters, counter_file
 
 if TYPE_CHECKING:
@@ -26,24 +27,32 @@ class CounterExporter(StatLoggerBase):
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
         self._families = families(vllm_config)
+        self._mirror: Mirror | None = None
         if not self._families:
             return
         self._engine = str(engine_index)
         self._path = counter_file(vllm_config.instance_id, engine_index)
         self._counters: SharedCounters | None = None
-        prometheus_client.REGISTRY.register(self)
+        if has_several_servers():
+            self._mirror = Mirror(self._families, self._engine)
+        else:
+            prometheus_client.REGISTRY.register(self)
         # The engine core removes its file too, unless it is killed.
         atexit.register(self._path.unlink, missing_ok=True)
 
     def collect(self) -> Iterator[Metric]:
         """Called by Prometheus' registry for each scrape."""
-        if self._counters is None:
-            if not self._path.exists():
-                return  # the engine core is still starting
+        counters = self._opened()
+        if counters is not None:
+            for family in self._families:
+                yield self._metric(family, counters)
+
+    def _opened(self) -> SharedCounters | None:
+        """The engine core's counters; None while it is still starting."""
+        if self._counters is None and self._path.exists():
             names = [name for family in self._families for name in family.counters()]
             self._counters = SharedCounters(self._path, names, create=False)
-        for family in self._families:
-            yield self._metric(family, self._counters)
+        return self._counters
 
     def _metric(self, family: Family, counters: SharedCounters) -> Metric:
         kind = CounterMetricFamily if family.is_total else GaugeMetricFamily
@@ -59,7 +68,9 @@ class CounterExporter(StatLoggerBase):
         return []
 
     def record(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's own statistics are logged by vLLM."""
+        """Called when the engine was heard from. vLLM's own statistics are logged by vLLM."""
+        if self._mirror is not None and (counters := self._opened()) is not None:
+            self._mirror.update(counters)
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""

@@ -9,6 +9,7 @@ from typing import Any
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_deepinfer.config import DeepInferConfig
+from vllm_deepinfer.distributed.agreement import any_rank
 from vllm_deepinfer.distributed.joining import joining
 from vllm_deepinfer.ops import runner
 from vllm_deepinfer.worker import reports, threads
@@ -49,9 +50,7 @@ class DeepInferCpuWorker(CPUWorker):
         runner_ = self.model_runner
         rows = runner_.max_num_reqs * runner_.decode_query_len
         sizes = profiled_sizes(min(rows, runner_.max_num_reqs, runner_.max_num_tokens))
-        # All ranks time the same sizes: with experts spread over them, each batch takes them all.
-        budget_s = PROFILE_BUDGET_S
-        return profile_forward(runner_._dummy_run, self._clock, sizes, budget_s)
+        return profile_forward(runner_._dummy_run, self._clock, sizes, PROFILE_BUDGET_S, any_rank)
 
     def execute_dummy_batch(self) -> None:
         """Take part in a step of other ranks. Nothing is computed but what they need of this one.

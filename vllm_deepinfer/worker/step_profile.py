@@ -41,7 +41,11 @@ def profiled_sizes(largest: int) -> list[int]:
 
 
 def profile_forward(
-    run: Callable[[int], Any], clock: ForwardClock, sizes: list[int], budget_s: float
+    run: Callable[[int], Any],
+    clock: ForwardClock,
+    sizes: list[int],
+    budget_s: float,
+    any_rank: Callable[[bool], bool] = bool,
 ) -> tuple[tuple[int, float], ...]:
     """``(tokens, ms)`` of each size: one run to warm up, the mean of five without both extremes.
 
@@ -50,6 +54,7 @@ def profile_forward(
     Args:
         run: computes a batch of so many tokens, one a request, without context.
         sizes: ascending.
+        any_rank: whether any rank says yes; ranks must stop together, since each run takes all.
     """
     found: list[tuple[int, float]] = []
     begin_s = time.perf_counter()
@@ -57,7 +62,7 @@ def profile_forward(
         run(size)
         one_ms = clock.take_ms()
         left_s = budget_s - (time.perf_counter() - begin_s)
-        if found and left_s < _TIMED_RUNS * one_ms / 1e3:
+        if any_rank(bool(found) and left_s < _TIMED_RUNS * one_ms / 1e3):
             break
         found.append((size, _trimmed_mean_ms(run, clock, size)))
     return tuple(found)

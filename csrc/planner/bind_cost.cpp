@@ -21,7 +21,7 @@ std::vector<double> doubles_of(PyObject* sequence) {
   const Owned fast(PySequence_Fast(sequence, "expected a sequence of numbers"));
   std::vector<double> values;
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast.get()); ++i)
-    values.push_back(as_double(PySequence_Fast_GET_ITEM(fast.get(), i)));
+    values.push_back(as_finite(PySequence_Fast_GET_ITEM(fast.get(), i)));
   return values;
 }
 
@@ -77,8 +77,8 @@ void destroy(PyObject* self) {
 PyObject* observe(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
     check_count("observe", count, 5);
-    core_of(self).observe(as_int(args[0]), as_int(args[1]), as_int(args[2]), as_double(args[3]),
-                          as_double(args[4]));
+    core_of(self).observe(as_int(args[0]), as_tokens(args[1]), as_int(args[2]),
+                          as_finite(args[3]), as_finite(args[4]));
     Py_RETURN_NONE;
   });
 }
@@ -176,9 +176,9 @@ PyObject* restore(PyObject* self, PyObject* given) {
     for_each(value_of(given, "sampler"), 2, [&](PyObject** items) {
       for (const double ms : doubles_of(items[1])) core.sampler().restore(as_int(items[0]), ms);
     });
-    core.restore_context_slope(as_double(value_of(given, "context_slope_ms")));
+    core.restore_context_slope(as_finite(value_of(given, "context_slope_ms")));
     for_each(value_of(given, "samples"), 3, [&](PyObject** items) {
-      core.add(as_int(items[0]), as_int(items[1]), as_double(items[2]));
+      core.add(as_tokens(items[0]), as_int(items[1]), as_finite(items[2]));
     });
     PyObject* errors = value_of(given, "errors");
     if (PyObject_Size(errors) != static_cast<Py_ssize_t>(core.watches().size()))
@@ -207,11 +207,6 @@ PyObject* get_num_observed(PyObject* self, void*) {
 }
 PyObject* get_num_shifts(PyObject* self, void*) {
   return PyLong_FromLongLong(core_of(self).num_shifts);
-}
-
-template <typename Function>
-PyCFunction fast(Function function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
 PyMethodDef methods[] = {

@@ -13,33 +13,6 @@ struct PlannerObject {
   PyObject* cost;  // keeps what the core prices with
 };
 
-// A C-contiguous view of an array.
-class View {
- public:
-  View(PyObject* array, int flags) {
-    require(PyObject_GetBuffer(array, &buffer_, PyBUF_ND | PyBUF_FORMAT | flags) == 0);
-  }
-  ~View() { PyBuffer_Release(&buffer_); }
-  View(const View&) = delete;
-  View& operator=(const View&) = delete;
-  const Py_buffer& operator*() const { return buffer_; }
-
-  bool has_type(char type) const { return buffer_.format[0] == type && buffer_.format[1] == 0; }
-  bool has_shape(Py_ssize_t rows, Py_ssize_t columns) const {
-    return buffer_.ndim == 2 && buffer_.shape[0] == rows && buffer_.shape[1] == columns;
-  }
-
- private:
-  Py_buffer buffer_;
-};
-
-std::string shape_of(const Py_buffer& buffer) {
-  std::string text = "(";
-  for (int i = 0; i < buffer.ndim; ++i)
-    text += (i ? ", " : "") + std::to_string(buffer.shape[i]);
-  return text + (buffer.ndim == 1 ? ",)" : ")");
-}
-
 Rates rates_of(const View& view, const char* name, Py_ssize_t n, int max_drafts) {
   const bool is_double = view.has_type('d');
   if (!view.has_shape(n, max_drafts) || !(is_double || view.has_type('f')))
@@ -109,7 +82,7 @@ void destroy(PyObject* self) {
 }
 
 PyMethodDef methods[] = {
-    {"plan", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(plan)), METH_FASTCALL,
+    {"plan", fast(plan), METH_FASTCALL,
      "plan(budget_rates, ranking_rates, limits, num_drafts, context_tokens, other_tokens): fills "
      "num_drafts; returns expected tokens, step time, rows and kind."},
     {nullptr, nullptr, 0, nullptr}};

@@ -228,6 +228,10 @@ def test_state_travels_as_json_and_names_its_source():
         (lambda s: s["learned"]["errors"].pop(), "buckets|shorter"),
         (lambda s: s["learned"]["samples"].__setitem__(0, [1, 2]), "another length|unpack"),
         (lambda s: s["learned"]["samples"].__setitem__(0, [1, 2, "x"]), "damaged: TypeError"),
+        (lambda s: s["learned"]["samples"].__setitem__(0, [1, 2, math.nan]), "not finite"),
+        (lambda s: s["learned"]["samples"].__setitem__(0, [0, 2, 1.0]), "no tokens"),
+        (lambda s: s["learned"]["sampler"][0][1].append(math.inf), "not finite"),
+        (lambda s: s["learned"]["errors"][0][1].append(math.nan), "not finite"),
     ],
 )
 def test_damaged_states_are_refused(damage, told):

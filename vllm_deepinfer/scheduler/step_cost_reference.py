@@ -6,6 +6,7 @@ profile; how it is estimated is told in ``step_cost.py``.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
@@ -130,6 +131,7 @@ class CostCore:
         forward_ms: float,
         sampler_ms: float,
     ) -> None:
+        _check(num_tokens, forward_ms, sampler_ms)
         self._sampler.add(num_seqs, sampler_ms)
         if num_tokens > self.sizes[-1] and not self.extrapolates:
             return
@@ -234,11 +236,22 @@ class CostCore:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``state`` gave; on a new core only."""
+        for _, values in state["sampler"]:
+            _check(1, *values)
         self._sampler.restore(state["sampler"])
         self._context_slope.slope_ms = state["context_slope_ms"]
         for num_tokens, context_tokens, forward_ms in state["samples"]:
+            _check(num_tokens, forward_ms)
             self._add(num_tokens, context_tokens, forward_ms)
         for watch, (past, recent) in zip(self._watches, state["errors"], strict=True):
+            _check(1, *past, *recent)
             watch.restore(past, recent)
         self.num_observed, self.num_shifts = state["num_observed"], state["num_shifts"]
         self._refresh()
+
+
+def _check(num_tokens: int, *times_ms: float) -> None:
+    if not all(map(math.isfinite, times_ms)):
+        raise ValueError("a time is not finite")
+    if num_tokens < 1:
+        raise ValueError("a step has no tokens")

@@ -24,13 +24,18 @@ def extensions() -> list[Extension]:
                 Extension(
                     f"vllm_deepinfer._{folder.name}",
                     sources,
-                    depends=sorted(str(p.relative_to(ROOT)) for p in folder.glob("*.h*")),
+                    depends=sorted(str(p.relative_to(ROOT)) for p in headers(folder)),
                     extra_compile_args=CPP_FLAGS,
                     language="c++",
                     optional=True,
                 )
             )
     return found
+
+
+def headers(folder: Path) -> list[Path]:
+    """A folder's own, and those that extensions share."""
+    return [*folder.glob("*.h*"), *(ROOT / "csrc" / "python").glob("*.h*")]
 
 
 setup(ext_modules=extensions())

@@ -60,12 +60,6 @@ class DeepInferConfig:
         "Make a request's tokens independent of the batch it is computed in, of prefill chunking "
         "and of prefix-cache hits. Slower.",
     )
-    weight_cache_gib: float = option(
-        1.0,
-        "CPU platform: memory limit in GiB for dequantised working copies of weights. 0 keeps "
-        "none and dequantises on every use.",
-        minimum=0.0,
-    )
     confidence_calibration: str = option(
         "",
         "Path of a file made by `vllm-deepinfer calibrate`: its temperatures turn the confidence "

@@ -35,9 +35,9 @@ def test_defaults_are_what_the_documentation_table_says():
     [
         {"quantization": "off"},
         {"batch_invariant": True},
-        {"weight_cache_gib": 0},
+        {"prefill_kv_watermark": 1},
         {"confidence_calibration": "calibration.json"},
-        {"quantization": "stored", "batch_invariant": False, "weight_cache_gib": 2.5},
+        {"quantization": "stored", "batch_invariant": False, "prefill_kv_watermark": 0.5},
     ],
 )
 def test_allowed_values_are_kept(options):
@@ -55,11 +55,11 @@ def test_allowed_values_are_kept(options):
         ("quantization", True),
         ("batch_invariant", 1),
         ("batch_invariant", "true"),
-        ("weight_cache_gib", -0.1),
-        ("weight_cache_gib", True),
-        ("weight_cache_gib", "1"),
-        ("weight_cache_gib", float("nan")),
-        ("weight_cache_gib", float("inf")),
+        ("prefill_kv_watermark", -0.1),
+        ("prefill_kv_watermark", True),
+        ("prefill_kv_watermark", "1"),
+        ("prefill_kv_watermark", float("nan")),
+        ("prefill_kv_watermark", float("inf")),
         ("confidence_calibration", None),
         ("confidence_calibration", {"temperatures": [1.0]}),
     ],

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_deepinfer.models.deepseek_v41.prepare import keep_working_copies
 from vllm_deepinfer.models.deepseek_v41.standalone import Chunk, StandaloneModel
 from vllm_deepinfer.ops.numerics import Numerics
 
@@ -55,13 +54,6 @@ def test_batched_computation_stays_close_to_single_tokens(tiny_folder):
     rest = model.compute([Chunk(1, OTHERS[0][3:]), Chunk(0, PROMPT[11:]), Chunk(2, OTHERS[1])])
     found = rest[len(OTHERS[0]) - 3 :][: len(PROMPT) - 11]
     assert (found - alone[11:]).norm() / alone[11:].norm() < 1e-5
-
-
-def test_weights_without_working_copies_compute_the_same(tiny_folder, expected):
-    model = StandaloneModel.load(tiny_folder, Numerics(), max_requests=3, weight_cache_gib=0.0)
-    assert torch.equal(model.compute([Chunk(0, PROMPT)], alone=True), expected)
-    copies = keep_working_copies(model.decoder, 1.0)
-    assert copies.used_bytes > 0 and not copies.not_kept
 
 
 def test_tokens_beyond_the_room_are_refused_by_number(model):

@@ -43,7 +43,11 @@ def test_options():
 
 def test_variables():
     rows = {row[0].strip("`"): row for row in table("variable")}
-    assert set(rows) == {"DEEPINFER_PLATFORM", "DEEPINFER_ALLOW_UNTESTED_VLLM"}
+    assert set(rows) == {
+        "DEEPINFER_PLATFORM",
+        "DEEPINFER_ALLOW_UNTESTED_VLLM",
+        "DEEPINFER_REFERENCE_OPS",
+    }
     platforms = re.findall(r"`([^`]+)`", rows["DEEPINFER_PLATFORM"][1])
     assert tuple(platforms) == envs.PLATFORM_CHOICES
 

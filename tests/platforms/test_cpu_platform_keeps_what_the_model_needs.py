@@ -134,7 +134,7 @@ def test_what_the_v2_runner_lacks_is_refused_by_name(v41_config, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"batch_invariance": True}, ["batch_invariance", "batch_invariant", "weight_cache_gib"]),
+        ({"batch_invariance": True}, ["batch_invariance", "batch_invariant", "quantization"]),
         ({"quantization": "fp4"}, ["fp4", "stored", "off"]),
     ],
     ids=str,

@@ -11,8 +11,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_deepinfer.ops import formats
+from vllm_deepinfer.ops.quantise import quantise_fp8
 from vllm_deepinfer.ops.records import Fp4FineRecord, Fp4Record, Fp8Record, PlainRecord, Record
+
+
+@dataclass(frozen=True)
+class Activation:
+    """Input ``[T, n]`` of FP8 and FP4 layers, which many layers share.
+
+    Attributes:
+        rows: e4m3 codes with ``scales``, or plain values without.
+        scales: UE8M0 bytes ``[T, n/32]``, uint8.
+    """
+
+    rows: Tensor
+    scales: Tensor | None = None
+
+    def __getitem__(self, tokens: slice | Tensor) -> Activation:
+        """Those of some tokens."""
+        scales = None if self.scales is None else self.scales[tokens]
+        return Activation(self.rows[tokens], scales)
+
+    def tensors(self) -> list[Tensor]:
+        return [self.rows] if self.scales is None else [self.rows, self.scales]
 
 
 @dataclass(frozen=True)
@@ -36,9 +57,9 @@ class Numerics:
         """Round to the storage type but continue in float32."""
         return x.to(self.dtype).to(torch.float32)
 
-    def activation(self, x: Tensor) -> Tensor:
-        """Input of an FP8 or FP4 linear layer, float32: quantised per token and 32 columns."""
-        return formats.fake_quantise_fp8(x) if self.quantised else x.to(torch.float32)
+    def activation(self, x: Tensor) -> Activation:
+        """Input of FP8 and FP4 layers: ``[T, n]`` quantised per token and 32 columns."""
+        return Activation(*quantise_fp8(x)) if self.quantised else Activation(x)
 
     def index_vector(self, x: Tensor) -> Tensor:
         """Indexer query or key as scored, float32: FP4 in groups of 32."""

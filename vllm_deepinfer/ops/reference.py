@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from vllm_deepinfer.ops.numerics import Numerics
-from vllm_deepinfer.ops.records import Record
+if TYPE_CHECKING:
+    from vllm_deepinfer.ops.numerics import Numerics
+    from vllm_deepinfer.ops.records import Record
 
 NEGATIVE_INFINITY = float("-inf")
 

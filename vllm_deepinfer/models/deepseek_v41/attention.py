@@ -16,7 +16,7 @@ from vllm_deepinfer.models.deepseek_v41.stored_weights import (
     RmsNorm,
     parameter,
 )
-from vllm_deepinfer.ops.numerics import Numerics
+from vllm_deepinfer.ops.numerics import Activation, Numerics
 from vllm_deepinfer.ops.reference import Keys, rotate_pairs, sink_attention
 from vllm_deepinfer.ops.rope import Rope
 
@@ -80,12 +80,12 @@ class Attention(nn.Module):
         heads = self._attend(self._query(query_latent, step), step, shared)
         return self.wo_b(self.numerics.activation(self.wo_a(heads)))
 
-    def window_values(self, activation: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def window_values(self, activation: Activation, cos: Tensor, sin: Tensor) -> Tensor:
         """Keys (and values) ``[T, head_dim]`` the window cache holds for ``[T, D]`` inputs."""
         kv = self.kv_norm(self.wkv(activation))
         return self.numerics.store(rotate_pairs(kv, cos, sin, self.config.qk_rope_head_dim))
 
-    def _query(self, query_latent: Tensor, step: Step) -> Tensor:
+    def _query(self, query_latent: Activation, step: Step) -> Tensor:
         query = self.wq_b(query_latent).unflatten(-1, (-1, self.config.head_dim))
         return self._rotate(query, step)
 

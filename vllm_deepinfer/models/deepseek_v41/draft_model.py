@@ -20,7 +20,7 @@ from vllm_deepinfer.drafting.checkpoint_identity import checkpoint_identity
 from vllm_deepinfer.models.deepseek_v41.config import ConfigError, V41Config
 from vllm_deepinfer.models.deepseek_v41.draft import Draft
 from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, step_of
-from vllm_deepinfer.models.deepseek_v41.prepare import keep_working_copies, tokenizer_folder
+from vllm_deepinfer.models.deepseek_v41.prepare import tokenizer_folder
 from vllm_deepinfer.models.deepseek_v41.weights import load_weights
 from vllm_deepinfer.ops.numerics import Numerics
 
@@ -47,7 +47,6 @@ class DSparkV41DraftModel(nn.Module):
         check_same_checkpoint(vllm_config.model_config, draft_config)
         self.calibration = read_calibration(options, draft_config, self.num_drafts)
         self.newest_confidence_logits: Tensor | None = None
-        self.weight_cache_gib = options.weight_cache_gib
         numerics = Numerics(draft_config.dtype, options.quantization == "stored")
         self.exchange = expert_exchange(vllm_config, "draft")
         self.model = Draft(self.config, numerics, self.exchange)
@@ -62,7 +61,6 @@ class DSparkV41DraftModel(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Fill the stages from the checkpoint's ``mtp.*`` tensors."""
         loaded = load_weights(self.model, weights, self.config, "draft", self.exchange.held)
-        keep_working_copies(self.model, self.weight_cache_gib)
         return {f"model.{name}" for name in loaded}
 
     # -- context, written while the target's step is at hand ---------------------------------------

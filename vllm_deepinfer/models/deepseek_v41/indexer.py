@@ -12,7 +12,7 @@ from vllm_deepinfer.models.deepseek_v41.config import LayerPlan, V41Config
 from vllm_deepinfer.models.deepseek_v41.probe import Quantity
 from vllm_deepinfer.models.deepseek_v41.step import QueryGroup, Step
 from vllm_deepinfer.models.deepseek_v41.stored_weights import Fp8Linear, PlainLinear, RmsNorm
-from vllm_deepinfer.ops.numerics import Numerics
+from vllm_deepinfer.ops.numerics import Activation, Numerics
 from vllm_deepinfer.ops.reference import (
     candidate_rows,
     index_scores,
@@ -66,7 +66,7 @@ class Indexer(nn.Module):
         rotated = rotate_pairs(keys, cos, sin, self.config.qk_rope_head_dim)
         self.key_cache.store(writes.rows, self.numerics.store(rotated))
 
-    def forward(self, query_latent: Tensor, x: Tensor, step: Step, shared: Selection) -> Tensor:
+    def forward(self, query_latent: Activation, x: Tensor, step: Step, shared: Selection) -> Tensor:
         """Logical rows ``[T, K]`` to attend to, ascending, -1 padded.
 
         ``query_latent`` is the activation ``[T, q_lora_rank]`` that also feeds the queries.
@@ -87,7 +87,7 @@ class Indexer(nn.Module):
                 rows[tokens.flatten()] = selected_rows(chosen, width)
         return self._observed(rows, step)
 
-    def _queries(self, query_latent: Tensor, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    def _queries(self, query_latent: Activation, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         numerics = self.numerics
         query = self.wq_b(query_latent).unflatten(-1, (self.heads, self.width))
         cos, sin = step.rotation(self.rope)

@@ -17,7 +17,6 @@ from vllm_deepinfer.models.deepseek_v41.config import V41Config
 from vllm_deepinfer.models.deepseek_v41.decoder import Decoder
 from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, step_of
 from vllm_deepinfer.models.deepseek_v41.prepare import (
-    keep_working_copies,
     load_engram_constants,
     set_engram_constants,
     tokenizer_folder,
@@ -41,7 +40,6 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
         options = DeepInferConfig.from_vllm(vllm_config)
         self.config = V41Config.from_hf(model_config.hf_config)
         self.model_folder = tokenizer_folder(model_config.model, model_config.revision)
-        self.weight_cache_gib = options.weight_cache_gib
         self.batch_invariant = options.batch_invariant
         numerics = Numerics(model_config.dtype, options.quantization == "stored")
         self.exchange = expert_exchange(vllm_config, "target", options.batch_invariant)
@@ -67,7 +65,6 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
         """Fill the decoder from a checkpoint's tensors and make it ready to run."""
         loaded = load_weights(self.model, weights, self.config, "target", self.exchange.held)
         set_engram_constants(self.model, load_engram_constants(self.config, self.model_folder))
-        keep_working_copies(self.model, self.weight_cache_gib)
         return {f"model.{name}" for name in loaded}
 
     def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:

@@ -16,7 +16,8 @@ from vllm_deepinfer.models.deepseek_v41.stored_weights import (
     PlainLinear,
     parameter,
 )
-from vllm_deepinfer.ops.numerics import Numerics
+from vllm_deepinfer.ops.experts import fp4_experts
+from vllm_deepinfer.ops.numerics import Activation, Numerics
 from vllm_deepinfer.ops.reference import clamped_swiglu, route
 
 
@@ -64,40 +65,30 @@ class Experts(nn.Module):
         self.w3 = Fp4Stack(len(held), hidden, inter)
         self.limit, self.numerics = config.swiglu_limit, numerics
 
-    def forward(
-        self, activation: Tensor, chosen: Tensor, weights: Tensor, rows_alone: bool
-    ) -> Tensor:
+    def forward(self, x: Activation, chosen: Tensor, weights: Tensor, rows_alone: bool) -> Tensor:
         """Outputs ``[T, k, D]`` of the chosen experts ``[T, k]``; zero where not held here.
 
-        ``rows_alone`` computes every row by itself rather than with all of its expert's rows.
+        ``rows_alone`` computes every token by itself rather than with all of its experts' tokens.
         """
-        outputs = torch.zeros(
-            *chosen.shape,
-            activation.shape[-1],
-            dtype=self.numerics.dtype,
-            device=activation.device,
+        if rows_alone and len(chosen) > 1:
+            tokens = [slice(token, token + 1) for token in range(len(chosen))]
+            parts = [self(x[token], chosen[token], weights[token], False) for token in tokens]
+            return torch.cat(parts)
+        return fp4_experts(
+            x.rows,
+            x.scales,
+            chosen,
+            weights,
+            self.w1.weight,
+            self.w1.scale,
+            self.w3.weight,
+            self.w3.scale,
+            self.w2.weight,
+            self.w2.scale,
+            self.held.start,
+            self.limit,
+            self.numerics.dtype,
         )
-        for expert in chosen.unique().tolist():
-            if expert not in self.held:
-                continue
-            tokens, slots = (chosen == expert).nonzero(as_tuple=True)
-            size = 1 if rows_alone else len(tokens)
-            for token, slot in zip(tokens.split(size), slots.split(size), strict=True):
-                outputs[token, slot] = self._compute(
-                    self.held.index(expert), activation[token], weights[token, slot]
-                )
-        return outputs
-
-    def _compute(self, expert: int, activation: Tensor, weight: Tensor) -> Tensor:
-        """Output ``[n, D]`` of one held expert for its tokens, scaled by ``weight`` ``[n]``.
-
-        The router's weight is applied before the second quantisation, as the reference does.
-        """
-        store, linear = self.numerics.store, torch.nn.functional.linear
-        gate = store(linear(activation, self.w1.expert(expert)))
-        up = store(linear(activation, self.w3.expert(expert)))
-        inner = store(clamped_swiglu(gate, up, self.limit) * weight.unsqueeze(-1))
-        return store(linear(self.numerics.activation(inner), self.w2.expert(expert)))
 
 
 class SharedExpert(nn.Module):
@@ -109,7 +100,7 @@ class SharedExpert(nn.Module):
         self.w3 = Fp8Linear(hidden, inter, numerics)
         self.limit, self.numerics = config.swiglu_limit, numerics
 
-    def forward(self, activation: Tensor) -> Tensor:
+    def forward(self, activation: Activation) -> Tensor:
         inner = clamped_swiglu(self.w1(activation), self.w3(activation), self.limit)
         return self.w2(self.numerics.activation(self.numerics.store(inner)))
 
@@ -157,13 +148,15 @@ class MixtureOfExperts(nn.Module):
     def join(self, rank_rows: RankRows) -> None:
         """Compute the experts held here for other ranks' tokens; this rank has none."""
         weight = self.gate.weight
-        none = torch.empty(0, weight.shape[1], dtype=torch.float32, device=weight.device)
-        slots = none.new_empty(0, self.gate.count)
-        self.routed(none, slots.long(), slots, rank_rows)
+        none = torch.empty(0, weight.shape[1], dtype=self.numerics.dtype, device=weight.device)
+        slots = none.new_empty(0, self.gate.count, dtype=torch.float32)
+        self.routed(self.numerics.activation(none), slots.long(), slots, rank_rows)
 
     def routed(
-        self, activation: Tensor, chosen: Tensor, weights: Tensor, rank_rows: RankRows
+        self, activation: Activation, chosen: Tensor, weights: Tensor, rank_rows: RankRows
     ) -> Tensor:
         """Outputs ``[T, k, D]`` of this rank's tokens, wherever their experts are."""
-        rows = self.exchange.gather([activation, chosen, weights], rank_rows)
-        return self.exchange.bring_back(self.experts(*rows, self.exchange.rows_alone), rank_rows)
+        gathered = self.exchange.gather([*activation.tensors(), chosen, weights], rank_rows)
+        *rows, chosen, weights = gathered
+        outputs = self.experts(Activation(*rows), chosen, weights, self.exchange.rows_alone)
+        return self.exchange.bring_back(outputs, rank_rows)

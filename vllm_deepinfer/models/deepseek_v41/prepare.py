@@ -1,4 +1,4 @@
-"""From loaded weights to a model that can run: hash constants and working copies."""
+"""From loaded weights to a model that can run: hash constants of its engram layers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import os
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from vllm_deepinfer.log import get_logger
 from vllm_deepinfer.models.deepseek_v41.config import ConfigError, V41Config
 from vllm_deepinfer.models.deepseek_v41.decoder import Decoder
 from vllm_deepinfer.models.deepseek_v41.engram import EngramConstants
@@ -18,9 +16,6 @@ from vllm_deepinfer.models.deepseek_v41.engram_constants import (
     table_offsets,
     table_primes,
 )
-from vllm_deepinfer.models.deepseek_v41.stored_weights import StoredWeight, WorkingCopies
-
-logger = get_logger(__name__)
 
 TOKENIZER_NAME = "tokenizer.json"
 
@@ -89,20 +84,3 @@ def check_table_sizes(config: V41Config, primes: dict) -> None:
 def set_engram_constants(decoder: Decoder, constants: dict[int, EngramConstants]) -> None:
     for layer, value in constants.items():
         decoder.layers[layer].engram.constants = value
-
-
-def keep_working_copies(model: nn.Module, limit_gib: float) -> WorkingCopies:
-    """Keep dequantised copies of weights, in order of use, up to ``limit_gib``."""
-    copies = WorkingCopies(int(limit_gib * 2**30))
-    for name, module in model.named_modules():
-        if isinstance(module, StoredWeight):
-            module.keep_working_copy(name, copies)
-    if copies.not_kept:
-        logger.warning(
-            "%d weights do not fit weight_cache_gib=%s and are dequantised in every step, which is "
-            "slow; raise weight_cache_gib if there is memory.",
-            len(copies.not_kept),
-            limit_gib,
-        )
-    logger.info("Dequantised working copies of weights: %.1f MiB.", copies.used_bytes / 2**20)
-    return copies

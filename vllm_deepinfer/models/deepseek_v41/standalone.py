@@ -18,7 +18,6 @@ from vllm_deepinfer.models.deepseek_v41.checkpoint_files import iterate_tensors
 from vllm_deepinfer.models.deepseek_v41.config import V41Config
 from vllm_deepinfer.models.deepseek_v41.decoder import Decoder
 from vllm_deepinfer.models.deepseek_v41.prepare import (
-    keep_working_copies,
     load_engram_constants,
     set_engram_constants,
 )
@@ -55,14 +54,12 @@ class StandaloneModel:
         numerics: Numerics,
         max_requests: int = 1,
         max_tokens: int = 512,
-        weight_cache_gib: float = 1.0,
     ) -> StandaloneModel:
         """Load the checkpoint in ``folder`` and allocate caches."""
         config = V41Config.from_dict(json.loads((Path(folder) / "config.json").read_text()))
         decoder = Decoder(config, numerics)
         load_weights(decoder, iterate_tensors(folder), config, "target")
         set_engram_constants(decoder, load_engram_constants(config, folder))
-        keep_working_copies(decoder, weight_cache_gib)
         model = cls(config, decoder, max_requests, max_tokens)
         model.reset()
         return model

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from vllm_deepinfer.models.deepseek_v41.checkpoint_files import iterate_tensors
 from vllm_deepinfer.models.deepseek_v41.draft import Draft
-from vllm_deepinfer.models.deepseek_v41.prepare import keep_working_copies
 from vllm_deepinfer.models.deepseek_v41.standalone import BLOCK_TOKENS, StandaloneModel
 from vllm_deepinfer.models.deepseek_v41.step import Paging, Step
 from vllm_deepinfer.models.deepseek_v41.weights import load_weights
@@ -37,7 +36,6 @@ class StandaloneDraft:
         """Load the draft stages beside a loaded target."""
         draft = Draft(target.config, target.decoder.numerics)
         load_weights(draft, iterate_tensors(folder), target.config, "draft")
-        keep_working_copies(draft, 1.0)
         tokens = target.max_tokens + target.config.dspark_block_size
         blocks = 1 + -(-tokens // BLOCK_TOKENS)
         for cache in draft.all_caches():

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import anthropic
 import openai
 import pytest
-from serving_support import MAX_MODEL_LEN_TOKENS, MODEL, REQUEST_TIMEOUT_S, Metrics
+from serving_support import (
+    MAX_MODEL_LEN_TOKENS,
+    MODEL,
+    REQUEST_TIMEOUT_S,
+    START_TIMEOUT_S,
+    Metrics,
+    launch,
+)
 
-START_TIMEOUT_S = 300.0
-_SERVER_FILE = Path(__file__).parents[2] / "examples" / "server.py"
 ARGUMENTS = [
     *("--served-model-name", MODEL),
     *("--max-model-len", str(MAX_MODEL_LEN_TOKENS)),
@@ -21,24 +23,12 @@ ARGUMENTS = [
 ]
 
 
-def _server_module():
-    spec = importlib.util.spec_from_file_location("deepinfer_example_server", _SERVER_FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def start_server(tiny_folder, tmp_path_factory):
     """Starts a server and returns without waiting for it."""
 
     def start():
-        log = tmp_path_factory.mktemp("serving") / "server.log"
-        with pytest.MonkeyPatch.context() as environment:
-            # A server as a user starts it: its engine in processes of its own.
-            environment.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
-            environment.setenv("VLLM_NO_USAGE_STATS", "1")
-            return _server_module().Server(tiny_folder, ARGUMENTS, log)
+        return launch(tiny_folder, ARGUMENTS, tmp_path_factory.mktemp("serving") / "server.log")
 
     return start
 

@@ -11,8 +11,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from vllm_deepinfer.metrics.catalogue import Family, counter, families
-from vllm_deepinfer.metrics.mirror import Mirror, has_several_servers
-from vllm_deepinfer.metrics.shared_counters import SharedCounters, counter_file
+from vllm_deepinfer.metrics.mirror import Mirror
+from vllm_deepinfer.metrics.shared_counters import (
+    SharedCounters,
+    counter_file,
+    several_servers_folder,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -33,7 +37,7 @@ class CounterExporter(StatLoggerBase):
         self._engine = str(engine_index)
         self._path = counter_file(vllm_config.instance_id, engine_index)
         self._counters: SharedCounters | None = None
-        if has_several_servers():
+        if several_servers_folder() is not None:
             self._mirror = Mirror(self._families, self._engine)
         else:
             prometheus_client.REGISTRY.register(self)

@@ -8,18 +8,12 @@ for what only rises.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from prometheus_client import Gauge
 
 from vllm_deepinfer.metrics.catalogue import Family, counter
 from vllm_deepinfer.metrics.shared_counters import SharedCounters
-
-
-def has_several_servers() -> bool:
-    """Whether this process is one of several API servers, as vLLM tells Prometheus."""
-    return "PROMETHEUS_MULTIPROC_DIR" in os.environ
 
 
 class Mirror:

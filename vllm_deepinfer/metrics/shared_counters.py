@@ -20,7 +20,17 @@ PREFIX = "vllm-deepinfer-counters-"
 
 def counter_file(instance_id: str, data_parallel_rank: int) -> Path:
     """Where the engine core of a rank keeps its counters."""
+    folder = several_servers_folder()
+    if folder is not None:
+        # Each of several API servers makes a configuration, and so an instance id, of its own.
+        return folder / f"{PREFIX}{data_parallel_rank}"
     return Path(tempfile.gettempdir()) / f"{PREFIX}{instance_id}-{data_parallel_rank}"
+
+
+def several_servers_folder() -> Path | None:
+    """The folder that vLLM's API servers share where there are several; it ends with them."""
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    return None if folder is None else Path(folder)
 
 
 class SharedCounters:

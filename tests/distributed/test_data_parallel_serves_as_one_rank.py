@@ -1,0 +1,191 @@
+"""Two ranks with experts spread over them answer every request as one rank alone does.
+
+Claim: one `vllm serve --data-parallel-size 2 --enable-expert-parallel` with drafting, in
+batch-invariant mode, gives the tokens of an engine without any of it: for requests alone while the
+other rank idles, for a mixed load on both, and for those that others leave midway. Both ranks serve
+and count. When a rank's worker is killed, clients get errors and the server ends. If this breaks, a
+rank takes part in too few or too many collectives, or tokens reach the wrong expert.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import openai
+import pytest
+from in_process import engine
+from serving_support import (
+    MODEL,
+    REQUEST_TIMEOUT_S,
+    START_TIMEOUT_S,
+    Metrics,
+    launch,
+)
+
+NUM_DRAFTS = 5
+LIMITS = ["--max-model-len", "1024", "--max-num-seqs", "16"]
+RANKS = ["--data-parallel-size", "2"]
+END_TIMEOUT_S = 120.0
+
+
+def random_requests():
+    """Prompts of several lengths, greedy and seeded, with few tokens and many."""
+    choice = random.Random(7)
+    lengths = [1, 2, 3, 5, 8, 13, 30, 70, 2, 4, 6, 40]
+    return [
+        {
+            "prompt": [choice.randrange(3, 500) for _ in range(length)],
+            "max_tokens": choice.choice((1, 4, 12, 24)),
+            "temperature": number % 2,
+            "seed": number,
+        }
+        for number, length in enumerate(lengths)
+    ]
+
+
+REQUESTS = random_requests()
+
+
+def start(folder, log, *arguments):
+    running = launch(folder, ["--served-model-name", MODEL, *LIMITS, *RANKS, *arguments], log)
+    try:
+        running.wait_until_ready(START_TIMEOUT_S)
+    except BaseException:
+        running.stop()
+        raise
+    return running
+
+
+@pytest.fixture(scope="module")
+def server(tiny_folder, tmp_path_factory):
+    running = start(
+        tiny_folder,
+        tmp_path_factory.mktemp("ranks") / "server.log",
+        "--enable-expert-parallel",
+        *("--speculative-config", f'{{"method":"dspark","num_speculative_tokens":{NUM_DRAFTS}}}'),
+        *("--additional-config", '{"deepinfer": {"batch_invariant": true}}'),
+    )
+    yield running
+    running.stop()
+    assert running.processes() == []
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_folder):
+    """The tokens of every request on one rank, without drafting."""
+    from vllm import SamplingParams, TokensPrompt
+
+    options = {"additional_config": {"deepinfer": {"batch_invariant": True}}}
+    with engine(tiny_folder, **options) as llm:
+        prompts = [TokensPrompt(prompt_token_ids=r["prompt"]) for r in REQUESTS]
+        params = [
+            SamplingParams(ignore_eos=True, **{k: v for k, v in r.items() if k != "prompt"})
+            for r in REQUESTS
+        ]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def client_of(server):
+    return openai.AsyncOpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S
+    )
+
+
+async def tokens_of(client, request):
+    options = {"ignore_eos": True, "return_token_ids": True}
+    answer = await client.completions.create(model=MODEL, extra_body=options, **request)
+    return answer.choices[0].token_ids
+
+
+async def leave_midway(client, prompt):
+    stream = await client.completions.create(
+        model=MODEL, prompt=prompt, max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+    )
+    async for _ in stream:
+        break
+    await stream.close()
+
+
+def test_a_request_alone(server, expected):
+    """The other rank only joins; twice, since the first token wakes both ranks."""
+
+    async def run():
+        client = client_of(server)
+        for number in (3, 6):
+            assert await tokens_of(client, REQUESTS[number]) == expected[number]
+
+    asyncio.run(run())
+
+
+def test_a_mixed_load(server, expected):
+    async def at(client, delay_s, request):
+        await asyncio.sleep(delay_s)
+        return await tokens_of(client, request)
+
+    async def run():
+        client = client_of(server)
+        leaving = [leave_midway(client, [9 + n, 10]) for n in range(4)]
+        coming = [at(client, 0.1 * n, request) for n, request in enumerate(REQUESTS)]
+        found, _ = await asyncio.gather(asyncio.gather(*coming), asyncio.gather(*leaving))
+        assert found == expected
+
+    asyncio.run(run())
+
+
+def test_both_ranks_served_and_counted(server, expected):
+    metrics = Metrics(server.url)
+    metrics.wait_until_idle()
+    for name in ("vllm:generation_tokens_total", "vllm_deepinfer_draft_offered_total"):
+        by_engine = metrics.by_engine(name)
+        assert set(by_engine) == {"0", "1"}, name
+        assert min(by_engine.values()) > 0, name
+    offered, ours = (
+        sum(metrics.by_engine(name).values())
+        for name in (
+            "vllm:spec_decode_num_draft_tokens_total",
+            "vllm_deepinfer_draft_offered_total",
+        )
+    )
+    assert offered == ours
+
+
+def test_ranks_compute_on_cores_of_their_own(server):
+    workers = [pid for pid in server.processes() if "Worker" in title(pid)]
+    assert len(workers) == 2
+    if len(os.sched_getaffinity(0)) > 1:
+        first, second = (os.sched_getaffinity(pid) for pid in workers)
+        assert not first & second
+
+
+def title(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def test_a_killed_worker_ends_the_server_with_errors(server):
+    """Last here: it takes the server with it."""
+    worker = next(pid for pid in server.processes() if "Worker_DP1" in title(pid))
+
+    async def run():
+        client = client_of(server)
+        request = {"prompt": [5, 6, 7], "max_tokens": 900, "temperature": 0}
+        running = [asyncio.create_task(tokens_of(client, request)) for _ in range(4)]
+        while min(Metrics(server.url).by_engine("vllm:num_requests_running").values()) == 0:
+            await asyncio.sleep(0.1)
+        os.kill(worker, signal.SIGKILL)
+        return await asyncio.gather(*running, return_exceptions=True)
+
+    outcomes = asyncio.run(run())
+    assert all(isinstance(outcome, openai.APIError) for outcome in outcomes), outcomes
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while (code := server.process.poll()) is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert code not in (None, 0)

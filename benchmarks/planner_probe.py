@@ -13,15 +13,17 @@ import numpy as np
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification as upstream
 
 from vllm_deepinfer.scheduler import step_cost, step_cost_reference, verification_reference
-from vllm_deepinfer.scheduler.step_cost import StepCost, StepTimes
+from vllm_deepinfer.scheduler.step_cost import CostSettings, StepCost, StepTimes
 from vllm_deepinfer.scheduler.verification import PlannerSettings, VerificationPlanner
 from vllm_deepinfer.testing.adaptive_manager import manager_on_cpu
 
-OURS, PYTHON, VLLM, OBSERVE = "planner", "planner_reference", "vllm_get_num_tokens", "observe"
+OURS, UNPADDED, PYTHON = "planner", "planner_unpadded", "planner_reference"
+VLLM, OBSERVE = "vllm_get_num_tokens", "observe"
 SIZE_INTERVAL = 8  # tokens between captured graphs
 MEANING = {
     OURS: "VerificationPlanner.plan, NumPy arrays at hand: budget, static lengths and ranking",
-    PYTHON: "the same without the C++ extension",
+    UNPADDED: "the same where every number of tokens has its own price, as without graphs",
+    PYTHON: "the first without the C++ extension",
     VLLM: "AdaptiveVerificationManager.get_num_tokens: the budget alone, from its dicts; vLLM "
     "ranks on the device",
     OBSERVE: "StepCost.observe: what learning from a step adds",
@@ -41,6 +43,7 @@ def _measure(n: int, num_drafts: int, calls: int, repeats: int, seed: int) -> di
     curve = _staircase(n * (num_drafts + 1))
     timed = {
         OURS: _plan(StepCost(curve), newest, settled),
+        UNPADDED: _plan(StepCost(curve, CostSettings(padded=False)), newest, settled),
         PYTHON: _plan(_reference_cost(curve), newest, settled),
         VLLM: _vllm_budget(curve, settled),
         OBSERVE: _observe(StepCost(curve), n, rng),

@@ -20,7 +20,7 @@ from machine import describe_machine, load_average
 from serving import show
 
 FORMAT_VERSION = 1
-_ROW = "{:<22}" + " {:>16}" * 4
+_ROW = "{:<18}" + " {:>20}" * 5
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:

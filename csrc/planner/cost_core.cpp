@@ -13,32 +13,35 @@ CostCore::CostCore(std::vector<std::int64_t> sizes, std::vector<double> base_ms,
                    CostSettings settings)
     : sizes_(std::move(sizes)),
       base_ms_(std::move(base_ms)),
+      inverse_gaps_(sizes_.size(), 0.0),
       settings_(settings),
       sampler_(settings.sampler_window, settings.sampler_min_samples),
       buckets_(sizes_.size()),
       watches_(sizes_.size()),
       residual_ms_(sizes_.size(), 0.0),
-      own_ms_(sizes_.size(), 0.0) {}
+      own_ms_(sizes_.size(), 0.0) {
+  for (std::size_t b = 1; b < sizes_.size(); ++b)
+    inverse_gaps_[b] = 1.0 / static_cast<double>(sizes_[b] - sizes_[b - 1]);
+}
 
 int CostCore::bucket_index(std::int64_t num_tokens) const {
   const auto found = std::lower_bound(sizes_.begin(), sizes_.end(), num_tokens);
   return static_cast<int>(std::min<std::ptrdiff_t>(found - sizes_.begin(), sizes_.size() - 1));
 }
 
-double CostCore::interpolate(const std::vector<double>& values, int bucket,
-                             std::int64_t num_tokens) const {
+double CostCore::extrapolate(const std::vector<double>& values, std::int64_t num_tokens) const {
   const std::size_t last = sizes_.size() - 1;
-  if (num_tokens > sizes_[last]) {
-    if (last == 0)
-      return values[0] * static_cast<double>(num_tokens) / static_cast<double>(sizes_[0]);
-    const double rise = values[last] - values[last - 1];
-    const double slope = (rise > 0.0 ? rise : 0.0) / (sizes_[last] - sizes_[last - 1]);
-    return values[last] + slope * (num_tokens - sizes_[last]);
-  }
-  if (settings_.is_padded || bucket == 0 || num_tokens == sizes_[bucket]) return values[bucket];
-  const double share = static_cast<double>(num_tokens - sizes_[bucket - 1]) /
-                       static_cast<double>(sizes_[bucket] - sizes_[bucket - 1]);
-  return values[bucket - 1] + share * (values[bucket] - values[bucket - 1]);
+  if (last == 0)
+    return values[0] * static_cast<double>(num_tokens) / static_cast<double>(sizes_[0]);
+  const double rise = values[last] - values[last - 1];
+  const double slope = (rise > 0.0 ? rise : 0.0) * inverse_gaps_[last];
+  return values[last] + slope * static_cast<double>(num_tokens - sizes_[last]);
+}
+
+double CostCore::base_ms(int bucket, std::int64_t num_tokens) const {
+  if (num_tokens > sizes_.back()) return extrapolate(base_ms_, num_tokens);
+  if (is_on_size(bucket, num_tokens)) return base_ms_[bucket];
+  return between(base_ms_, bucket, share_of(bucket, num_tokens));
 }
 
 void CostCore::observe(std::int64_t num_seqs, std::int64_t num_tokens,
@@ -64,7 +67,7 @@ double CostCore::slots(int bucket, std::int64_t num_tokens) const {
 
 void CostCore::add(std::int64_t num_tokens, std::int64_t context_tokens, double forward_ms) {
   const int bucket = bucket_index(num_tokens);
-  const double residual = forward_ms - interpolate(base_ms_, bucket, num_tokens);
+  const double residual = forward_ms - base_ms(bucket, num_tokens);
   const double rate = residual / slots(bucket, num_tokens);
   if (settings_.has_context)
     context_.add(first_id_ + static_cast<std::int64_t>(samples_.size()), bucket, context_tokens,

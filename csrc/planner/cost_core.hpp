@@ -40,9 +40,20 @@ class CostCore {
   }
   // For a caller that knows bucket_index(num_tokens).
   double forward_ms(int bucket, std::int64_t num_tokens, std::int64_t context_tokens) const {
-    const double residual = interpolate(residual_ms_, bucket, num_tokens);
+    double base, residual;
+    if (num_tokens > sizes_.back()) {
+      base = extrapolate(base_ms_, num_tokens);
+      residual = extrapolate(residual_ms_, num_tokens);
+    } else if (is_on_size(bucket, num_tokens)) {
+      base = base_ms_[bucket];
+      residual = residual_ms_[bucket];
+    } else {
+      const double share = share_of(bucket, num_tokens);
+      base = between(base_ms_, bucket, share);
+      residual = between(residual_ms_, bucket, share);
+    }
     const double extra = residual + context_.slope_ms * static_cast<double>(context_tokens);
-    return interpolate(base_ms_, bucket, num_tokens) + (extra > 0.0 ? extra : 0.0);
+    return base + (extra > 0.0 ? extra : 0.0);
   }
 
   void observe(std::int64_t num_seqs, std::int64_t num_tokens, std::int64_t context_tokens,
@@ -64,14 +75,26 @@ class CostCore {
     double rate = 0.0, context = 0.0;  // medians, when fresh
   };
 
-  double interpolate(const std::vector<double>& values, int bucket, std::int64_t num_tokens) const;
+  double base_ms(int bucket, std::int64_t num_tokens) const;
+  // Past the last size the line through the last two goes on, never falling.
+  double extrapolate(const std::vector<double>& values, std::int64_t num_tokens) const;
+  // Whether a step costs what its bucket does; else it lies on the line from the one before.
+  bool is_on_size(int bucket, std::int64_t num_tokens) const {
+    return settings_.is_padded || bucket == 0 || num_tokens == sizes_[bucket];
+  }
+  double share_of(int bucket, std::int64_t num_tokens) const {
+    return static_cast<double>(num_tokens - sizes_[bucket - 1]) * inverse_gaps_[bucket];
+  }
+  static double between(const std::vector<double>& values, int bucket, double share) {
+    return values[bucket - 1] + share * (values[bucket] - values[bucket - 1]);
+  }
   double local(int bucket) const;
   double slots(int bucket, std::int64_t num_tokens) const;
   void drop_oldest();
   void forget(int bucket);
 
   std::vector<std::int64_t> sizes_;
-  std::vector<double> base_ms_;
+  std::vector<double> base_ms_, inverse_gaps_;  // 1 / distance to the size before, in tokens
   CostSettings settings_;
   SamplerTimes sampler_;
   ContextSlope context_;

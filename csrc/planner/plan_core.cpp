@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "keys.hpp"
 
 namespace planner {
 
@@ -104,7 +103,7 @@ Choice PlannerCore::price(const Step& step, std::int64_t num_drafts, std::int64_
                           int bucket) const {
   Choice choice;
   choice.num_rows = step.n + num_drafts;
-  choice.expected_tokens = static_cast<double>(step.n * kOne + gain) / static_cast<double>(kOne);
+  choice.expected_tokens = expected_tokens(step, gain);
   choice.bucket = bucket;
   const std::int64_t tokens = choice.num_rows + step.other_tokens;
   if (tokens > cost_.sizes().back() && !cost_.settings().extrapolates) return choice;
@@ -120,35 +119,53 @@ void PlannerCore::best_of_buckets(const Step& step) {
   const auto& sizes = cost_.sizes();
   const std::int64_t guaranteed = step.n + step.other_tokens;
   const auto num_gains = static_cast<std::int64_t>(gains_.size());
-  std::int64_t gain = 0, num_summed = 0;
-  const auto gain_of = [&](std::int64_t count) {  // ascending counts
-    for (count = std::min(count, num_gains); num_summed < count; ++num_summed)
-      gain += gains_[num_summed];
-    return gain;
-  };
   if (guaranteed > sizes.back() && !cost_.settings().extrapolates)
     throw InputError("a step of " + std::to_string(step.n) + " sequences and " +
                      std::to_string(step.other_tokens) +
                      " other tokens has no price: the largest profiled bucket is " +
                      std::to_string(sizes.back()));
+  sum_gains();
   buckets_.clear();
   int bucket = cost_.bucket_index(guaranteed);
-  for (std::int64_t num_drafts = 0; num_drafts <= num_allowed_; ++num_drafts) {
-    if (guaranteed + num_drafts > sizes[bucket] && bucket + 1 < static_cast<int>(sizes.size()))
+  for (std::int64_t begin = 0, end; begin <= num_allowed_; begin = end + 1) {
+    if (guaranteed + begin > sizes[bucket] && bucket + 1 < static_cast<int>(sizes.size()))
       ++bucket;
-    std::int64_t last = num_drafts, best = num_drafts;
-    if (cost_.settings().is_padded && guaranteed + num_drafts <= sizes[bucket]) {
-      last = std::min(num_allowed_, sizes[bucket] - guaranteed);
-      best = std::max(num_drafts, std::min(last, num_gains));
-    }
-    const Choice choice = price(step, best, gain_of(best), bucket);
-    if (choice.score < 0.0) return;
+    const bool is_beyond = guaranteed + begin > sizes[bucket];
+    if (is_beyond && !cost_.settings().extrapolates) return;
+    end = is_beyond ? num_allowed_ : std::min(num_allowed_, sizes[bucket] - guaranteed);
+    const std::int64_t best = cost_.settings().is_padded && !is_beyond
+                                  ? std::max(begin, std::min(end, num_gains))
+                                  : best_between(step, bucket, begin, end);
+    const Choice choice = price(step, best, total_gain(best), bucket);
     if (buckets_.empty() || buckets_.back().bucket != bucket)
       buckets_.push_back(choice);
     else if (choice.score > buckets_.back().score)
       buckets_.back() = choice;
-    num_drafts = last;
   }
+}
+
+// The first best number of drafts from begin to end, all of one bucket.
+std::int64_t PlannerCore::best_between(const Step& step, int bucket, std::int64_t begin,
+                                       std::int64_t end) const {
+  double best_score = -1.0;
+  std::int64_t best = begin;
+  for (std::int64_t count = begin; count <= end; ++count) {
+    const std::int64_t tokens = step.n + count + step.other_tokens;
+    const double step_ms = cost_.forward_ms(bucket, tokens, step.context_tokens) + sampler_ms_;
+    const double score = expected_tokens(step, total_gain(count)) / step_ms;
+    if (score > best_score) {
+      best_score = score;
+      best = count;
+    }
+  }
+  return best;
+}
+
+// Makes total_gain(count) the sum of the count largest.
+void PlannerCore::sum_gains() {
+  totals_.resize(gains_.size() + 1);
+  totals_[0] = 0;
+  for (std::size_t i = 0; i < gains_.size(); ++i) totals_[i + 1] = totals_[i] + gains_[i];
 }
 
 // The choice of the static length, which changes only for a gain.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cost_core.hpp"
+#include "keys.hpp"
 
 namespace planner {
 
@@ -61,7 +62,16 @@ class PlannerCore {
   void gather_gains(const Step& step);
   Choice price(const Step& step, std::int64_t num_drafts, std::int64_t gain, int bucket) const;
   Choice price(const Step& step, std::int64_t num_drafts, std::int64_t gain) const;
+  static double expected_tokens(const Step& step, std::int64_t gain) {
+    return static_cast<double>(step.n * kOne + gain) / static_cast<double>(kOne);
+  }
   void best_of_buckets(const Step& step);
+  std::int64_t best_between(const Step& step, int bucket, std::int64_t begin,
+                            std::int64_t end) const;
+  void sum_gains();
+  std::int64_t total_gain(std::int64_t count) const {
+    return totals_[std::min<std::size_t>(count, gains_.size())];
+  }
   Choice static_choice(const Step& step);
   bool gains(const Choice& ranked, const Choice& fixed);
   const Choice* explored(const Choice& choice, const Step& step) const;
@@ -79,7 +89,7 @@ class PlannerCore {
 
   // Of the step being planned; kept to reuse their memory.
   Keys budget_, ranking_, gains_, scratch_;
-  std::vector<std::int64_t> column_gains_, column_rows_;
+  std::vector<std::int64_t> column_gains_, column_rows_, totals_;
   std::vector<Choice> buckets_;  // best choice of each bucket reached, ascending
   std::int64_t num_allowed_ = 0;
   double sampler_ms_ = 0.0;

@@ -106,14 +106,14 @@ class CostCore:
             between = (buckets > 0) & (num_tokens < sizes[buckets])
             high = buckets[between]
             low = high - 1
-            share = (num_tokens[between] - sizes[low]) / (sizes[high] - sizes[low])
+            share = (num_tokens[between] - sizes[low]) * (1.0 / (sizes[high] - sizes[low]))
             result[between] = values[low] + share * (values[high] - values[low])
         beyond = num_tokens > sizes[last]
         if last == 0:
             result[beyond] = values[0] * num_tokens[beyond] / sizes[0]
         elif beyond.any():
             rise = max(0.0, values[last] - values[last - 1])
-            slope = rise / (sizes[last] - sizes[last - 1])
+            slope = rise * (1.0 / (sizes[last] - sizes[last - 1]))
             result[beyond] = values[last] + slope * (num_tokens[beyond] - sizes[last])
         return result
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string>
 
-
 namespace planner {
 
 PlannerCore::PlannerCore(const CostCore& cost, int max_drafts, PlannerSettings settings)

@@ -49,7 +49,7 @@ class DeepInferCpuWorker(CPUWorker):
         """Times of decode batches without context, up to the most that can be verified at once."""
         runner_ = self.model_runner
         rows = runner_.max_num_reqs * runner_.decode_query_len
-        sizes = profiled_sizes(min(rows, runner_.max_num_reqs, runner_.max_num_tokens))
+        sizes = profiled_sizes(min(rows, runner_.max_num_tokens))
         return profile_forward(runner_._dummy_run, self._clock, sizes, PROFILE_BUDGET_S, any_rank)
 
     def execute_dummy_batch(self) -> None:

@@ -26,14 +26,17 @@ from vllm_deepinfer.models.deepseek_v41.standalone_draft import DraftBlock, Stan
 def propose_recorded(
     folder: Path, model: StandaloneModel, prompt: list[int], recorded: dict[str, Any]
 ) -> DraftBlock:
-    """The block this package drafts in the recording's context."""
+    """The block this package drafts in the recording's context, given the drafts recorded.
+
+    A near tie that falls the other way would else change all later drafts.
+    """
     context_tokens = recorded["context_tokens"]
     model.reset()
     draft = StandaloneDraft.load(folder, model)
     _observe(model, draft, prompt[: context_tokens - 1])
     with _reference_decode(model.decoder, context_tokens):
         _observe(model, draft, prompt[context_tokens - 1 : context_tokens])
-    return draft.propose(context_tokens, recorded["bonus"])
+    return draft.propose(context_tokens, recorded["bonus"], recorded["drafts_greedy"])
 
 
 def _observe(model: StandaloneModel, draft: StandaloneDraft, token_ids: list[int]) -> None:

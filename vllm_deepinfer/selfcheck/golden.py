@@ -102,7 +102,8 @@ class Golden:
         return self.content["modes"]
 
     def draft_context(self, mode: str) -> dict[str, Any]:
-        """Tokens computed before the draft block of a mode, and the bonus token after them.
+        """What a mode's draft block was made from: the number of tokens computed before it, the
+        bonus token after them, and the drafts each next one was conditioned on.
 
         Raises:
             GoldenError: the recording describes its context in other words than this version knows.
@@ -111,7 +112,11 @@ class Golden:
         match = _DRAFT_CONTEXT.match(recorded["context"])
         if match is None:
             raise GoldenError(f"draft context {recorded['context']!r} is not understood.")
-        return {"context_tokens": int(match[1]) + 1, "bonus": recorded["bonus"]}
+        return {
+            "context_tokens": int(match[1]) + 1,
+            "bonus": recorded["bonus"],
+            "drafts_greedy": recorded["drafts_greedy"],
+        }
 
 
 _DRAFT_CONTEXT = re.compile(r"prompt\[:(\d+)\] prefilled, token \1 decoded")

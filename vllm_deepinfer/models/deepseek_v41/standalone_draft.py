@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,8 +56,13 @@ class StandaloneDraft:
         self.draft.store_context(context, positions, [self._slots(positions)] * len(self.draft.mtp))
 
     @torch.no_grad()
-    def propose(self, context_tokens: int, bonus_token: int) -> DraftBlock:
-        """Draft the block after ``context_tokens`` tokens and the ``bonus_token`` that follows."""
+    def propose(
+        self, context_tokens: int, bonus_token: int, forced: Sequence[int] | None = None
+    ) -> DraftBlock:
+        """Draft the block after ``context_tokens`` tokens and the ``bonus_token`` that follows.
+
+        Each draft is conditioned on the one before it, or on that of ``forced``.
+        """
         config = self.target.config
         size = config.dspark_block_size
         token_ids = torch.full((size,), config.dspark_noise_token_id)
@@ -71,6 +77,8 @@ class StandaloneDraft:
             logits[row] += self.draft.markov_bias(markov[-1])[0]
             previous = logits[row].argmax().unsqueeze(0)
             drafts.append(int(previous))
+            if forced is not None:
+                previous = torch.tensor([forced[row]])
         confidences = self.draft.confidence_logits(head_input, torch.cat(markov))
         return DraftBlock(logits, drafts, confidences)
 

@@ -111,6 +111,8 @@ def test_costs_beyond_the_largest_bucket_are_given_only_where_known(manager):
 def test_a_manager_without_a_profile_is_refused(manager):
     with pytest.raises(ValueError, match="refresh_every_steps is 0"):
         AdaptiveCosts(manager, SIZES, refresh_every_steps=0)
+    with pytest.raises(ValueError, match="no graph is captured"):
+        AdaptiveCosts(manager, [])
     manager.cost_tables = None
     with pytest.raises(ValueError, match="no costs yet"):
         AdaptiveCosts(manager, SIZES)

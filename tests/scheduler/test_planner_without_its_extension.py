@@ -5,6 +5,7 @@ If this fails, a machine without a compiler cannot plan, or a broken build goes 
 
 from __future__ import annotations
 
+import importlib
 import logging
 import subprocess
 import sys
@@ -21,7 +22,6 @@ from vllm_deepinfer.scheduler.verification import VerificationPlanner
 def test_plans_are_made_in_python_and_it_is_logged_once(monkeypatch, caplog):
     warn_once.cache_clear()
     monkeypatch.setitem(sys.modules, "vllm_deepinfer._planner", None)
-    monkeypatch.setattr(planner_backend.logger, "propagate", True)
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     for _ in range(2):
         cost = StepCost([(8, 10.0)])
@@ -29,7 +29,7 @@ def test_plans_are_made_in_python_and_it_is_logged_once(monkeypatch, caplog):
         rates = np.full((2, 3), 0.5)
         plan = VerificationPlanner(cost, 3).plan(rates, rates, np.full(2, 3, dtype=np.int32))
         assert plan.num_tokens == 8
-    said = [record.message for record in caplog.records if "C++ planner" in record.message]
+    said = [record.message for record in caplog.records if "was not built" in record.message]
     assert len(said) == 1 and "compiler" in said[0]
 
 
@@ -37,7 +37,7 @@ def test_an_extension_that_does_not_load_is_no_missing_one(monkeypatch):
     def broken(name):
         raise ImportError("undefined symbol")
 
-    monkeypatch.setattr(planner_backend.importlib, "import_module", broken)
+    monkeypatch.setattr(importlib, "import_module", broken)
     with pytest.raises(ImportError, match="undefined symbol"):
         planner_backend.backend()
 

@@ -27,7 +27,8 @@ class AdaptiveCosts:
         cost: learned in an earlier run; otherwise vLLM's profile is where learning starts.
 
     Raises:
-        ValueError: the manager has not profiled, or the number of steps is below 1.
+        ValueError: the manager has not profiled, no graph is captured, or the number of steps is
+            below 1.
     """
 
     def __init__(
@@ -41,6 +42,8 @@ class AdaptiveCosts:
             raise ValueError(
                 "vLLM's adaptive verification has no costs yet; refresh them after its profile"
             )
+        if not sizes:
+            raise ValueError("no graph is captured, so vLLM cannot verify variable lengths")
         if refresh_every_steps < 1:
             raise ValueError(f"refresh_every_steps is {refresh_every_steps}; it must be >= 1")
         self._manager = manager

@@ -181,6 +181,7 @@ def test_ballots_travel_at_the_agreed_points_only(trace):
         intervals = [s.all_interval, s.any_interval, s.idle_interval]
         intervals.append(s.resume_interval if was_mid_prompt else 0)
         is_point = any(each and step.decode_steps % each == 0 for each in intervals)
+        is_point |= step.decode_steps == s.resume_interval > 0  # the first ALL point
         assert (step.ballots is not None) == (step.phase is Phase.PREFILL or is_point)
         if step.is_productive:
             was_mid_prompt = any(ballot.is_mid_prompt for ballot in step.ballots)

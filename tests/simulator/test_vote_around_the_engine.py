@@ -76,6 +76,42 @@ def test_a_prompt_with_room_waits_no_longer_than_the_bound(
     assert watch.longest <= any_interval + 1
 
 
+class PauseWatch:
+    """Most prefill steps in a row while requests wait to decode."""
+
+    def __init__(self) -> None:
+        self.paused = self.longest = 0
+        self.has_decodes = False
+
+    def __call__(self, record: StepRecord) -> None:
+        is_pause = self.has_decodes and record.prefilled_tokens.any()
+        self.paused = self.paused + 1 if is_pause else 0
+        self.longest = max(self.longest, self.paused)
+        self.has_decodes = bool(record.simulation.ranks.num_decoding.any())
+
+
+@pytest.mark.parametrize("mode", ["cadence", "slo"])
+@pytest.mark.parametrize("rate_per_s", [20.0, 60.0], ids=["busy", "overloaded"])
+def test_decodes_never_pause_longer_than_a_burst(mode, rate_per_s):
+    """However many prompts wait, on however many ranks; by DeepInfer's rules they pause for ever.
+
+    At this load cadence stopped decodes for 16 s, until ALL points kept a distance from bursts.
+    """
+    load = {
+        "chunk_tokens": 33024,
+        "sequences": 256,
+        "traffic": Traffic(rate_per_s=rate_per_s, prompt_tokens=32768, output_tokens=100),
+        "steps": 400,
+    }
+    longest = []
+    for vote in (VoteSettings(mode=mode, max_prefill_steps=6), VoteSettings.compatible()):
+        watch = PauseWatch()
+        Simulation(voted(vote, **load), watch).run()
+        longest.append(watch.longest)
+    assert longest[0] <= 6
+    assert longest[1] > 6
+
+
 @pytest.mark.parametrize("mode", ["cadence", "slo"])
 def test_full_ranks_neither_vote_for_ever_nor_stop(mode):
     """All slots taken and a long queue: decodes go on, and freed slots are filled."""

@@ -70,9 +70,11 @@ class VoteSettings:
     """How ranks decide. Intervals count decode steps since the last prefill.
 
     mode: `cadence` grants at fixed points; `slo` by targets. Both keep the ANY bound.
-    all_interval: `cadence`: every so many steps, a prefill if every rank wants one.
+    all_interval: `cadence`: every so many steps, a prefill if every rank wants one; so, too, once
+        `resume_interval` steps have run, or right after a prefill if that is 0.
     any_interval: every so many steps, a prefill if any rank wants one: the bound.
-    resume_interval: steps between bursts of one prompt; 0 leaves it to the other points.
+    resume_interval: `cadence`: steps between bursts of one prompt, which decodes have for
+        themselves; 0 leaves its chunks to the other points.
     idle_interval: steps between checks for ranks that wait while nobody decodes; 0 for none.
     max_prefill_steps: most prefill steps in a row that one grant gives.
     ballot_interval: `slo`: steps between ballots.
@@ -237,7 +239,15 @@ class Vote:
             return True
         if settings.mode == "slo":
             return step == self._next_grant or step % settings.ballot_interval == 0
-        return step % settings.all_interval == 0 or self._is_resume_point(step)
+        return self._is_all_point(step) or self._is_resume_point(step)
+
+    def _is_all_point(self, step: int) -> bool:
+        """Where a prefill runs if every rank wants one. Right after a burst only without a resume
+        interval: prompts that keep coming to all ranks would stop decodes for as long."""
+        settings = self.settings
+        if settings.resume_interval and step in (0, settings.resume_interval):
+            return step > 0
+        return step % settings.all_interval == 0
 
     def _is_resume_point(self, step: int) -> bool:
         interval = self._next_grant
@@ -261,7 +271,7 @@ class Vote:
             return self._granted_by_target(wanting, ballots)
         if self._is_resume_point(step) and any(ballot.is_mid_prompt for ballot in wanting):
             return Kind.RESUME
-        if step % settings.all_interval == 0 and len(wanting) == len(ballots):
+        if self._is_all_point(step) and len(wanting) == len(ballots):
             return Kind.ALL
         return None
 

@@ -143,6 +143,12 @@ class DeepInferConfig:
         "on the machine, versions, model and parallel layout it was measured with; data-parallel "
         "rank 1 adds `.1` to it and so on. Empty: costs are measured anew at each start.",
     )
+    step_trace: str = option(
+        "",
+        "Path of a file to append to: one JSON line per step of the engine core, with what was "
+        "voted, scheduled, expected and measured, for diagnosis; data-parallel rank 1 adds `.1` to "
+        "it and so on. Empty: nothing is written.",
+    )
 
     def __post_init__(self) -> None:
         for spec in fields(self):

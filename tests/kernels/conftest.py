@@ -1,0 +1,31 @@
+"""The C++ kernels in every version this machine can run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+kernels = pytest.importorskip("vllm_deepinfer._kernels", reason="the C++ kernels are not built")
+ISAS = kernels.available_isas().split()
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(20)
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    """Each version in turn; the machine's own afterwards."""
+    own = kernels.isa()
+    kernels.choose_isa(request.param)
+    yield request.param
+    kernels.choose_isa(own)
+
+
+@pytest.fixture
+def two_threads():
+    own = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(own)

@@ -1,0 +1,46 @@
+"""Kernels on two threads give the right answer from several callers at once, and after a fork.
+
+If this fails, a forked worker hangs in its first step, or two Python threads spoil each other's
+results.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from kernels.quantised_operands import activations, fp8_weight
+
+from vllm_deepinfer.ops.linear import fp8_linear
+
+FORK = """
+import os, torch
+from vllm_deepinfer.ops.linear import plain_linear
+torch.set_num_threads(2)
+x, weight = torch.randn(64, 512).bfloat16(), torch.randn(512, 512).bfloat16()
+wanted = plain_linear(x, weight)
+child = os.fork()
+if child == 0:
+    os._exit(0 if torch.equal(plain_linear(x, weight), wanted) else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert torch.equal(plain_linear(x, weight), wanted)
+"""
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=60)
+
+
+def test_callers_do_not_disturb_each_other(two_threads):
+    weight, scale = fp8_weight(256, 512)
+    inputs = [activations(rows, 512, "codes") for rows in (3, 20, 64, 100)]
+    wanted = [fp8_linear(*x, weight, scale, torch.float32) for x in inputs]
+
+    def repeat(number):
+        results = [fp8_linear(*inputs[number], weight, scale, torch.float32) for _ in range(40)]
+        return all(torch.equal(result, wanted[number]) for result in results)
+
+    with ThreadPoolExecutor(4) as callers:
+        assert all(callers.map(repeat, range(4)))

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import random
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
+from vllm_deepinfer.distributed import agreement
 from vllm_deepinfer.distributed.exchange import GroupExchange
 from vllm_deepinfer.models.deepseek_v41.expert_exchange import LocalExperts
 from vllm_deepinfer.models.deepseek_v41.moe import ExpertCounts, MixtureOfExperts
 from vllm_deepinfer.ops.numerics import Numerics
+from vllm_deepinfer.worker import step_profile
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
 SHAPES = ((), (1,), (3,), (2, 5), (4, 0))
@@ -158,3 +161,38 @@ def assert_same(found: Tensor, wanted: Tensor) -> None:
     assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
     as_bytes = [tensor.contiguous().flatten().view(torch.uint8) for tensor in (found, wanted)]
     assert torch.equal(*as_bytes)
+
+
+def asks(communicator: Any, yes: list[list[bool]]) -> list[bool]:
+    """What every rank is told for each question; ``yes`` holds every rank's own answers."""
+    agreement.get_dp_group = lambda: communicator
+    return [agreement.any_rank(answers[communicator.rank_in_group]) for answers in yes]
+
+
+def profiles(communicator: Any, step_s: float, budget_s: float) -> list[int]:
+    """The sizes timed where the last rank's clock runs ten times slower than the others'."""
+    agreement.get_dp_group = lambda: communicator
+    is_slow = communicator.rank_in_group == communicator.world_size - 1
+    clock = SteadyClock(step_s * (10 if is_slow else 1))
+    with mock.patch.object(step_profile.time, "perf_counter", clock.now_s):
+        timed = step_profile.profile_forward(
+            clock.run, clock, [1, 2, 4, 8, 16], budget_s, agreement.any_rank
+        )
+    return [size for size, _ in timed]
+
+
+class SteadyClock:
+    """Time that passes with work only: ``step_s`` for each token."""
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s, self.spent_s, self.taken_s = step_s, 0.0, 0.0
+
+    def now_s(self) -> float:
+        return self.spent_s
+
+    def run(self, num_tokens: int) -> None:
+        self.spent_s += self.step_s * num_tokens
+
+    def take_ms(self) -> float:
+        taken_s, self.taken_s = self.spent_s - self.taken_s, self.spent_s
+        return 1e3 * taken_s

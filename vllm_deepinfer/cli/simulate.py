@@ -114,7 +114,9 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
         help="none (default), all drafts, the planner's choice, that by DeepInfer's rules, or the "
         "best of one who knows all",
     )
-    group.add_argument("--min-benefit", type=float, metavar="SHARE", help="adaptive: default: 0.02")
+    group.add_argument(
+        "--min-benefit", type=float, metavar="SHARE", help="adaptive: least gain worth it"
+    )
     group.add_argument("--drafts", type=int, metavar="K", help="per block; default: 5")
     group.add_argument("--async-scheduling", action="store_true", help="confidences come later")
     group.add_argument(

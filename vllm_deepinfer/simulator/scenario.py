@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from vllm_deepinfer.scheduler.verification import PlannerSettings
 from vllm_deepinfer.scheduler.vote import VoteSettings
 from vllm_deepinfer.simulator.acceptance import AcceptanceModel
 from vllm_deepinfer.simulator.curves import MachineCurve
@@ -55,7 +56,7 @@ class Scenario:
     prefill_interval: int = 1
     strict: bool = True
     verification: str = "none"
-    min_benefit: float = 0.02
+    min_benefit: float = PlannerSettings.min_benefit
     drafts: int = 5
     async_scheduling: bool = False
     noise: float = 0.01

@@ -1,0 +1,132 @@
+"""Runs launchers of the package's kernels in Triton's interpreter, in a process of its own.
+
+Triton fixes at import whether it interprets, and the process under test must not. The interpreter
+differs from compiled Triton in how it converts numbers: it truncates float32 to bfloat16, drops
+carries when rounding to e4m3 and multiplies the bits of bfloat16. The child does that by torch's
+conversions, which round to nearest even as the instructions of the hardware do (cvt.rn.bf16 and
+cvt.rn.satfinite.e4m3x2 in the PTX manual). It adds products column by column: numpy's own order
+depends on where a matrix lies in memory.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+
+def _start() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+    _convert_as_hardware_does()
+
+
+def _convert_as_hardware_does() -> None:
+    import numpy as np
+    import torch
+    import triton.language as tl
+    from triton.runtime import interpreter
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    dtypes = {
+        tl.float8e4nv: torch.float8_e4m3fn,
+        tl.bfloat16: torch.bfloat16,
+        tl.float16: torch.float16,
+        tl.float32: torch.float32,
+    }
+    bits = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+    plain_cast = InterpreterBuilder.cast_impl
+
+    def as_torch(handle: TensorHandle) -> torch.Tensor:
+        data = np.ascontiguousarray(handle.data)
+        wanted = dtypes[handle.dtype.scalar]
+        signed = {1: np.uint8, 2: np.int16, 4: np.int32}[wanted.itemsize]
+        return torch.from_numpy(data.view(signed).copy()).view(wanted).view(data.shape)
+
+    def convert(handle: TensorHandle, target: Any) -> TensorHandle:
+        target = target.scalar
+        values = as_torch(handle)
+        if target == tl.float8e4nv:
+            values = values.to(torch.float32).clamp(-448.0, 448.0)
+        found = values.to(dtypes[target]).contiguous()
+        raw = found.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[found.element_size()])
+        data = raw.numpy().view(bits[found.element_size()])
+        if target in (tl.float16, tl.float32):
+            data = data.view({tl.float16: np.float16, tl.float32: np.float32}[target])
+        return TensorHandle(data, target)
+
+    def is_narrow(dtype: Any) -> bool:
+        return dtype.scalar in (tl.float8e4nv, tl.bfloat16)
+
+    def cast(builder, handle, target):
+        known = handle.dtype.scalar in dtypes and target.scalar in dtypes
+        if known and (is_narrow(handle.dtype) or is_narrow(target)):
+            return convert(handle, target)
+        return plain_cast(builder, handle, target)
+
+    def add_products(left: np.ndarray, right: np.ndarray, total: TensorHandle) -> TensorHandle:
+        data = total.data.copy()
+        for column in range(left.shape[-1]):
+            data += left[..., column, None] * right[..., column, None, :]
+        return TensorHandle(data, tl.float32)
+
+    def dot(builder, a, b, total, *precision):
+        left, right = (cast(builder, x, tl.float32).data for x in (a, b))
+        return add_products(left, right, total)
+
+    def dot_scaled(builder, a, a_scale, a_format, b, b_scale, b_format, _, a_pack, b_pack, total):
+        prepare = interpreter._prepare_dot_scaled_operand
+        left = prepare(a, a_scale, a_format, a_pack, tl.bfloat16, is_rhs=False)
+        right = prepare(b, b_scale, b_format, b_pack, tl.bfloat16, is_rhs=True)
+        return add_products(left, right, total)
+
+    InterpreterBuilder.cast_impl = cast
+    InterpreterBuilder.create_fp_ext = InterpreterBuilder.create_fp_trunc = cast
+    InterpreterBuilder.create_fp_to_fp = lambda builder, x, target, rounding: cast(
+        builder, x, target
+    )
+    InterpreterBuilder.create_dot = dot
+    InterpreterBuilder.create_dot_scaled = dot_scaled
+
+
+def _call(
+    operation: str, target: str, batch_invariant: bool, arguments: tuple, keywords: dict
+) -> Any:
+    from vllm_deepinfer.ops.triton import launcher
+    from vllm_deepinfer.ops.triton.pretend_driver import pretend_target
+    from vllm_deepinfer.ops.triton.tiles import set_batch_invariant
+
+    set_batch_invariant(batch_invariant)
+    with pretend_target(target):
+        result = launcher(operation)(*arguments, **keywords)
+    # In-place operations: the caller's tensors are copies here, so they go back with the result.
+    return result, arguments
+
+
+class Interpreter:
+    """``run("fp8_linear", *arguments)`` is what the launcher of that name returns."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_start)
+
+    def run(self, operation: str, *arguments: Any, **keywords: Any) -> Any:
+        return self.run_in_place(operation, *arguments, **keywords)[0]
+
+    def run_in_place(
+        self,
+        operation: str,
+        *arguments: Any,
+        target: str = "sm_90a",
+        batch_invariant: bool = False,
+        **keywords: Any,
+    ) -> tuple[Any, tuple]:
+        """The result, and the arguments as the kernel left them."""
+        task = self._pool.submit(_call, operation, target, batch_invariant, arguments, keywords)
+        return task.result(timeout=300)
+
+    def close(self) -> None:
+        self._pool.shutdown()

@@ -1,0 +1,36 @@
+"""Triton kernels of the operations, for NVIDIA GPUs of the SM90 and SM100 families.
+
+One operation a module, named as the operation; a module holds its kernel and the function that
+launches it, which takes and returns what the operation does. Importing this package imports no
+Triton, and ``register`` is called only where one of this package's CUDA platforms is active.
+
+Evidence: the tests compare every kernel with the operation's reference in Triton's interpreter;
+docs/kernels-compiled.md records what each compiles to for sm_90a and
+sm_100a. None has run on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+OPERATIONS = ("fp8_linear", "plain_linear", "quantise_fp8")
+"""Operations with a kernel here."""
+
+
+def launcher(operation: str) -> Callable:
+    """The function that computes ``operation`` with the kernel of this package. Imports Triton."""
+    return getattr(import_module(f"{__name__}.{operation}"), operation)
+
+
+def register(batch_invariant: bool = False) -> None:
+    """Make these kernels the operations' implementation for CUDA tensors. Call it once.
+
+    With ``batch_invariant``, how rows are computed does not depend on how many there are.
+    """
+    from vllm_deepinfer.ops.library import implement
+    from vllm_deepinfer.ops.triton.tiles import set_batch_invariant
+
+    set_batch_invariant(batch_invariant)
+    for operation in OPERATIONS:
+        implement(operation, "CUDA", launcher(operation))

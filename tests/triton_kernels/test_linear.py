@@ -8,21 +8,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from triton_kernels.errors import relative_error, uneven
 
 from vllm_deepinfer.ops import formats, reference_linear
 
 TARGETS = ["sm_90a", "sm_100a"]
-
-
-def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """L2, in float64."""
-    found, wanted = found.double(), wanted.double()
-    return float((found - wanted).norm() / wanted.norm())
-
-
-def uneven(*shape: int) -> torch.Tensor:
-    """Values over many powers of two, so that every group and block has a scale of its own."""
-    return torch.randn(*shape) * 2.0 ** torch.randint(-6, 6, shape)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-OPERATIONS = ("fp8_linear", "plain_linear", "quantise_fp8")
+OPERATIONS = ("fp4_experts", "fp8_linear", "plain_linear", "quantise_fp8")
 """Operations with a kernel here."""
 
 

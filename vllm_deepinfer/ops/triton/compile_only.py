@@ -72,7 +72,6 @@ def _describe(name: str, target: str, compiled: Any) -> CompiledKernel:
     registers = _REGISTERS.search(usage)
     if spills is None or registers is None:
         raise RuntimeError(f"ptxas reported no resource usage for {name} on {target}:\n{usage}")
-    kinds = {".".join(found.split(".")[:3]) for found in _MATRIX.findall(ptx)}
     return CompiledKernel(
         kernel=name,
         target=target,
@@ -81,7 +80,7 @@ def _describe(name: str, target: str, compiled: Any) -> CompiledKernel:
         spill_bytes=int(spills.group(1)) + int(spills.group(2)),
         num_warps=compiled.metadata.num_warps,
         num_stages=compiled.metadata.num_stages,
-        matrix_instructions=tuple(sorted(kinds)),
+        matrix_instructions=tuple(sorted(set(_MATRIX.findall(ptx)))),
         cubin_bytes=len(compiled.asm["cubin"]),
     )
 

@@ -69,6 +69,18 @@ def scaled_tiles(num_tokens: int, num_rows: int) -> Tiles:
     return Tiles(64 if narrow else 128, tokens, 128, num_warps=4, num_stages=3)
 
 
+def expert_tiles(num_tokens: int) -> Tiles:
+    """Of the experts' products, for about ``num_tokens`` slots an expert.
+
+    The first product keeps two sums: with more of them in a program, registers spill.
+    """
+    tokens = INVARIANT_TILE_TOKENS
+    if not _batch_invariant:
+        tokens = min(max(triton.next_power_of_2(num_tokens), 16), 64)
+    rows = 64 if architecture() == 90 else 128
+    return Tiles(rows, tokens, 128, num_warps=8 if tokens == 64 else 4, num_stages=3)
+
+
 def plain_tiles(num_tokens: int, wide: bool) -> Tiles:
     """Of products of unquantised rows; ``wide`` says that they are multiplied in float32."""
     tokens = INVARIANT_TILE_TOKENS

@@ -1,6 +1,7 @@
 # make install   a virtual environment in .venv with vLLM for CPUs and this package
 # make demo      a tiny checkpoint, a server, one chat; leaves no process behind
 # make test      every test
+# make fuzz      ten minutes of random input to the C++ kernels under the address sanitizer
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3.10 python3 2>/dev/null))
 VENV ?= .venv
@@ -12,7 +13,7 @@ STAND_INS := torchvision torchaudio torchcodec triton vllm
 TRITON := triton==3.9.0
 UPSTREAM := .cache/vllm-0.33.0-src
 
-.PHONY: install demo test lint upstream-source clean
+.PHONY: install demo test fuzz lint upstream-source clean
 
 install: $(STAMPS)/install
 
@@ -37,6 +38,18 @@ demo: $(STAMPS)/install
 # Extra arguments for pytest: make test TESTS="tests/config -x"
 test: $(STAMPS)/test upstream-source
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(TESTS)
+
+# FUZZ_SECONDS=60 for a short one.
+FUZZ_SECONDS ?= 600
+ASAN := build/asan
+
+fuzz: $(STAMPS)/test
+	CFLAGS="-fsanitize=address -fno-omit-frame-pointer -g" LDFLAGS="-fsanitize=address" \
+		$(BIN)/python setup.py -q build_ext --force --build-lib $(ASAN) --build-temp $(ASAN)/objects
+	LD_PRELOAD=$$($${CXX:-g++} -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+		OMP_NUM_THREADS=1 $(BIN)/python tests/kernels/fuzz.py --seconds $(FUZZ_SECONDS) \
+		--extension $(ASAN)/vllm_deepinfer/_kernels$$($(BIN)/python -c \
+		"import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))")
 
 lint: $(STAMPS)/test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

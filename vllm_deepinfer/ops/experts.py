@@ -20,18 +20,14 @@ NAME = "fp4_experts"
 PACKED_DTYPES = (torch.int8, torch.uint8)
 
 
-def _check_stack(argument: str, weight: Tensor, scale: Tensor, shape: tuple[int, int, int]) -> None:
-    experts, rows, columns = shape
+def _check_stack(
+    argument: str, weight: Tensor, scale: Tensor, experts: int, rows: int, columns: int
+) -> None:
     packed = (experts, rows, columns // 2)
-    allowed = f"int8 or uint8 {list(packed)}, contiguous"
-    require(NAME, argument, weight, PACKED_DTYPES, packed, allowed)
-    if not weight.is_contiguous():
-        raise refuse(NAME, argument, weight, allowed)
+    require(NAME, argument, weight, PACKED_DTYPES, packed, contiguous=True)
     groups = (experts, rows, columns // FP4_GROUP)
-    allowed = f"float8_e8m0fnu or uint8 {list(groups)}, contiguous"
-    require(NAME, f"{argument}_scale", scale, SCALE_DTYPES, groups, allowed)
-    if not scale.is_contiguous():
-        raise refuse(NAME, f"{argument}_scale", scale, allowed)
+    if scale.shape != groups or scale.dtype not in SCALE_DTYPES or not scale.is_contiguous():
+        require(NAME, f"{argument}_scale", scale, SCALE_DTYPES, groups, contiguous=True)
 
 
 def _check(
@@ -54,14 +50,13 @@ def _check(
     experts, inter, hidden = w1.shape[0], w1.shape[1], 2 * w1.shape[2]
     if not inter or not hidden:
         raise refuse(NAME, "w1", w1, "int8 or uint8 [experts, I, D / 2], I and D positive")
-    _check_stack("w1", w1, w1_scale, (experts, inter, hidden))
-    _check_stack("w3", w3, w3_scale, (experts, inter, hidden))
-    _check_stack("w2", w2, w2_scale, (experts, hidden, inter))
+    _check_stack("w1", w1, w1_scale, experts, inter, hidden)
+    _check_stack("w3", w3, w3_scale, experts, inter, hidden)
+    _check_stack("w2", w2, w2_scale, experts, hidden, inter)
     check_rows(NAME, x, scales, hidden)
     tokens = x.shape[0]
-    require(NAME, "chosen", chosen, (torch.int64,), (tokens, None), f"int64 [{tokens}, k]")
-    shape = tuple(chosen.shape)
-    require(NAME, "weights", weights, (torch.float32,), shape, f"float32 {list(shape)}")
+    require(NAME, "chosen", chosen, (torch.int64,), (tokens, "k"))
+    require(NAME, "weights", weights, (torch.float32,), (tokens, chosen.shape[1]))
     if not limit > 0:
         raise OperationError(f"{NAME}: limit is {limit}; allowed: positive numbers.")
     check_output_dtype(NAME, dtype)

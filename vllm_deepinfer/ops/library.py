@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -97,18 +97,31 @@ def require(
     operation: str,
     argument: str,
     tensor: Tensor,
-    dtypes: Sequence[torch.dtype],
-    shape: Sequence[int | None],
-    allowed: str,
+    dtypes: tuple[torch.dtype, ...],
+    shape: tuple[int | str | None, ...],
+    allowed: str | None = None,
+    contiguous: bool = False,
 ) -> None:
-    """Refuse a tensor of another dtype or shape; ``None`` in ``shape`` takes any size.
+    """Refuse a tensor of another dtype or shape.
 
-    ``allowed`` says in words what is asked for, such as ``"bfloat16 [T, 64]"``.
+    A name (or None) in ``shape`` takes any size: ``("T", 64)`` is any number of rows of 64.
+    ``allowed`` says what is asked for where dtypes and shape do not; write it so that a call that
+    passes does not build it.
     """
-    if tensor.dtype in dtypes and tensor.dim() == len(shape):
-        for size, wanted in zip(tensor.shape, shape, strict=True):
-            if wanted is not None and size != wanted:
-                break
-        else:
+    if tensor.dtype in dtypes and (not contiguous or tensor.is_contiguous()):
+        found = tensor.shape
+        if found == shape or _fits(found, shape):
             return
+    if allowed is None:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        sizes = ", ".join(map(str, shape))
+        allowed = f"{names} [{sizes}]" + (", contiguous" if contiguous else "")
     raise refuse(operation, argument, tensor, allowed)
+
+
+def _fits(found: torch.Size, shape: tuple[int | str | None, ...]) -> bool:
+    if len(found) != len(shape):
+        return False
+    return all(
+        size == wanted or isinstance(wanted, str) for size, wanted in zip(found, shape, strict=True)
+    )

@@ -15,6 +15,8 @@ from vllm_deepinfer.ops.library import OperationError, cpu_kernels, define, refu
 from vllm_deepinfer.ops.quantise import ROW_DTYPES
 
 E4M3 = torch.float8_e4m3fn
+CODE_DTYPES = (E4M3,)
+BYTE_DTYPES = (torch.uint8,)
 SCALE_DTYPES = (torch.float8_e8m0fnu, torch.uint8)
 _SOURCES = {E4M3: 0, torch.bfloat16: 1, torch.float32: 2}
 
@@ -22,11 +24,10 @@ _SOURCES = {E4M3: 0, torch.bfloat16: 1, torch.float32: 2}
 def check_rows(name: str, x: Tensor, scales: Tensor | None, columns: int) -> None:
     """Refuse rows that are neither plain nor codes with scale bytes, ``[T, columns]``."""
     if scales is None:
-        require(name, "x", x, ROW_DTYPES, (None, columns), f"bfloat16 or float32 [T, {columns}]")
+        require(name, "x", x, ROW_DTYPES, ("T", columns))
         return
-    require(name, "x", x, (E4M3,), (None, columns), f"float8_e4m3fn [T, {columns}] with scales")
-    shape = (x.shape[0], columns // FP8_GROUP)
-    require(name, "scales", scales, (torch.uint8,), shape, f"uint8 {list(shape)}")
+    require(name, "x", x, CODE_DTYPES, ("T", columns))
+    require(name, "scales", scales, BYTE_DTYPES, (x.shape[0], columns // FP8_GROUP))
 
 
 def check_output_dtype(name: str, dtype: torch.dtype) -> None:
@@ -55,8 +56,7 @@ def _check_fp8(
     groups: int,
 ) -> None:
     name = "fp8_linear"
-    if weight.dtype != E4M3 or weight.dim() != 2 or not weight.is_contiguous():
-        raise refuse(name, "weight", weight, "float8_e4m3fn [out, in], contiguous")
+    require(name, "weight", weight, CODE_DTYPES, ("out", "in"), contiguous=True)
     out, columns = weight.shape
     if columns % FP8_GROUP or not columns:
         raise refuse(name, "weight", weight, "[out, in], in a positive multiple of 32")
@@ -65,11 +65,8 @@ def _check_fp8(
             f"{name}: groups is {groups}; allowed: numbers that divide the {out} rows of weight "
             "into multiples of 32."
         )
-    shape = (-(-out // FP8_BLOCK), columns // FP8_BLOCK)
-    allowed = f"float8_e8m0fnu or uint8 {list(shape)}, contiguous"
-    require(name, "weight_scale", weight_scale, SCALE_DTYPES, shape, allowed)
-    if not weight_scale.is_contiguous():
-        raise refuse(name, "weight_scale", weight_scale, allowed)
+    blocks = (-(-out // FP8_BLOCK), columns // FP8_BLOCK)
+    require(name, "weight_scale", weight_scale, SCALE_DTYPES, blocks, contiguous=True)
     check_rows(name, x, scales, groups * columns)
     check_output_dtype(name, dtype)
 
@@ -126,8 +123,7 @@ rows. Sums are float32; the result ``[T, out]`` is rounded to ``dtype``, bfloat1
 
 def _check_plain(x: Tensor, weight: Tensor) -> None:
     name = "plain_linear"
-    if weight.dtype != torch.bfloat16 or weight.dim() != 2 or not weight.is_contiguous():
-        raise refuse(name, "weight", weight, "bfloat16 [out, in], contiguous")
+    require(name, "weight", weight, (torch.bfloat16,), ("out", "in"), contiguous=True)
     check_rows(name, x, None, weight.shape[1])
 
 

@@ -97,8 +97,8 @@ class DeepInferConfig:
     )
     prefill_resume_interval: int = option(
         10,
-        "`cadence`: decode steps between two bursts of one prompt. 0 leaves its chunks to the "
-        "other intervals.",
+        "`cadence`: decode steps between two bursts of prefill steps. 0 lets bursts follow each "
+        "other while every rank wants one, and leaves the rest of a prompt to the other intervals.",
         minimum=0,
     )
     prefill_idle_interval: int = option(
@@ -131,7 +131,7 @@ class DeepInferConfig:
         choices=("all", "adaptive", "compatible"),
     )
     verification_min_benefit: float = option(
-        0.02,
+        0.01,
         "`adaptive`: least predicted gain over the best common length for which lengths differ "
         "between requests.",
         minimum=0.0,

@@ -2,11 +2,13 @@
 // microseconds while a step is computed, and not at all between steps.
 #include "thread_pool.h"
 
+#include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -26,6 +28,26 @@ void relax() {
 #endif
 }
 
+#if defined(__linux__)
+// A worker begins on its creator's processors. OpenMP may have tied that thread to one of several
+// that the process has; together, its threads know them.
+void leave_crowded_processors(int num_threads) {
+  cpu_set_t own;
+  if (sched_getaffinity(0, sizeof own, &own) != 0 || CPU_COUNT(&own) >= num_threads) return;
+  DIR* tasks = opendir("/proc/self/task");
+  if (tasks == nullptr) return;
+  while (const dirent* task = readdir(tasks)) {
+    cpu_set_t other;
+    const int id = std::atoi(task->d_name);
+    if (id > 0 && sched_getaffinity(id, sizeof other, &other) == 0) CPU_OR(&own, &own, &other);
+  }
+  closedir(tasks);
+  sched_setaffinity(0, sizeof own, &own);
+}
+#else
+void leave_crowded_processors(int) {}
+#endif
+
 struct Job {
   const PartFunction* function;
   std::int64_t num_parts;
@@ -43,7 +65,7 @@ class Pool {
  public:
   void run(const Job& job) {
     std::lock_guard<std::mutex> one_job_at_a_time(callers_);
-    while (static_cast<int>(num_workers_) < job.num_threads - 1) add_worker();
+    while (num_workers_ < job.num_threads - 1) add_worker(job.num_threads);
     job_ = job;
     failure_ = nullptr;
     pending_.store(num_workers_, std::memory_order_relaxed);
@@ -58,10 +80,13 @@ class Pool {
   }
 
  private:
-  void add_worker() {
-    const int number = ++num_workers_;
+  void add_worker(int num_threads) {
     const std::uint64_t seen = generation_.load();
-    std::thread([this, number, seen] { work(number, seen); }).detach();
+    std::thread([this, number = num_workers_ + 1, seen, num_threads] {
+      leave_crowded_processors(num_threads);
+      work(number, seen);
+    }).detach();
+    ++num_workers_;
   }
 
   void work(int number, std::uint64_t seen) {

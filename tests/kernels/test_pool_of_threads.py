@@ -6,10 +6,12 @@ results.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 from kernels.quantised_operands import activations, fp8_weight
 
@@ -31,6 +33,29 @@ assert torch.equal(plain_linear(x, weight), wanted)
 
 def test_a_forked_process_has_threads_of_its_own():
     subprocess.run([sys.executable, "-c", FORK], check=True, timeout=60)
+
+
+TIED = """
+import os, torch, threading
+from vllm_deepinfer.ops.linear import plain_linear
+torch.set_num_threads(2)
+x, weight = torch.randn(64, 512).bfloat16(), torch.randn(512, 512).bfloat16()
+all_processors = sorted(os.sched_getaffinity(0))
+waiting = threading.Event()
+threading.Thread(target=waiting.wait, daemon=True).start()  # has all of the processors
+os.sched_setaffinity(0, all_processors[:1])
+known = set(os.listdir("/proc/self/task"))
+plain_linear(x, weight)
+(worker,) = set(os.listdir("/proc/self/task")) - known
+assert sorted(os.sched_getaffinity(int(worker))) == all_processors
+assert sorted(os.sched_getaffinity(0)) == all_processors[:1]
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one processor")
+def test_a_worker_is_not_crowded_onto_the_processor_of_a_tied_thread():
+    """OpenMP ties the main thread to one processor; two threads there are slower than one."""
+    subprocess.run([sys.executable, "-c", TIED], check=True, timeout=60)
 
 
 def test_callers_do_not_disturb_each_other(two_threads):

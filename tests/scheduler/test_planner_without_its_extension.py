@@ -1,6 +1,6 @@
-"""Without the C++ planner plans are made in Python, and that is said once.
+"""Without the C++ extensions everything is computed in Python, and that is said once.
 
-If this fails, a machine without a compiler cannot plan, or a broken build goes unnoticed.
+If this fails, a machine without a compiler cannot schedule, or a broken build goes unnoticed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ import numpy as np
 import pytest
 
 from vllm_deepinfer.log import warn_once
-from vllm_deepinfer.scheduler import planner_backend, step_cost_reference
+from vllm_deepinfer.scheduler import (
+    planner_backend,
+    request_loops,
+    request_loops_reference,
+    step_cost_reference,
+)
 from vllm_deepinfer.scheduler.step_cost import StepCost
 from vllm_deepinfer.scheduler.verification import VerificationPlanner
 
@@ -33,13 +38,23 @@ def test_plans_are_made_in_python_and_it_is_logged_once(monkeypatch, caplog):
     assert len(said) == 1 and "compiler" in said[0]
 
 
-def test_an_extension_that_does_not_load_is_no_missing_one(monkeypatch):
+def test_requests_are_looped_over_in_python_and_it_is_logged_once(monkeypatch, caplog):
+    warn_once.cache_clear()
+    monkeypatch.setitem(sys.modules, "vllm_deepinfer._scheduling", None)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    assert [request_loops.backend() for _ in range(2)] == [request_loops_reference] * 2
+    said = [record.message for record in caplog.records if "was not built" in record.message]
+    assert len(said) == 1 and "compiler" in said[0]
+
+
+@pytest.mark.parametrize("module", [planner_backend, request_loops])
+def test_an_extension_that_does_not_load_is_no_missing_one(monkeypatch, module):
     def broken(name):
         raise ImportError("undefined symbol")
 
     monkeypatch.setattr(importlib, "import_module", broken)
     with pytest.raises(ImportError, match="undefined symbol"):
-        planner_backend.backend()
+        module.backend()
 
 
 def test_the_planner_needs_neither_torch_nor_vllm():

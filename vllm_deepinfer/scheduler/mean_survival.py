@@ -13,11 +13,15 @@ class MeanSurvival:
         num_drafts: positions.
         weight: blocks that the first guess counts for.
         first_guess: chance of a draft to survive where those before it did.
+
+    Attributes:
+        reached: offered drafts whose predecessors survived, by position, float64 ``[K]``.
+        survived: those of them that survived themselves.
     """
 
     def __init__(self, num_drafts: int, weight: float = 16.0, first_guess: float = 0.7) -> None:
-        self._reached = np.full(num_drafts, weight)
-        self._survived = self._reached * first_guess
+        self.reached = np.full(num_drafts, weight)
+        self.survived = self.reached * first_guess
 
     def settle(self, offered: ArrayLike, accepted: ArrayLike) -> None:
         """Count verified blocks: ``accepted[i]`` of the first ``offered[i]`` drafts survived.
@@ -26,7 +30,7 @@ class MeanSurvival:
             ValueError: more survived than were offered, or more were offered than there are.
         """
         offered, accepted = np.atleast_1d(offered), np.atleast_1d(accepted)
-        count = len(self._reached)
+        count = len(self.reached)
         if ((accepted < 0) | (accepted > offered) | (offered > count)).any():
             raise ValueError(
                 f"{accepted.tolist()} of {offered.tolist()} drafts survived; no more survive than "
@@ -34,9 +38,16 @@ class MeanSurvival:
             )
         position = np.arange(count)
         reached = np.minimum(accepted + 1, offered)
-        self._reached += (position < reached[:, None]).sum(0)
-        self._survived += (position < accepted[:, None]).sum(0)
+        self.reached += (position < reached[:, None]).sum(0)
+        self.survived += (position < accepted[:, None]).sum(0)
 
     def rates(self) -> NDArray[np.float64]:
         """Cumulative chances of survival, ``[K]``."""
-        return np.cumprod(self._survived / self._reached)
+        return survival_rates(self.survived, self.reached)
+
+
+def survival_rates(
+    survived: NDArray[np.float64], reached: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Cumulative chances of survival, ``[K]``, by what ``MeanSurvival`` counts."""
+    return np.cumprod(survived / reached)

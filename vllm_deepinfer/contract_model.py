@@ -207,16 +207,6 @@ DRAFTING: tuple[Symbol, ...] = (
         "scheduler_output",
         "model_runner_output",
     ),
-    overrides(
-        "vllm.v1.core.sched.scheduler",
-        "Scheduler.make_spec_decoding_stats",
-        "self",
-        "spec_decoding_stats",
-        "num_draft_tokens",
-        "num_accepted_tokens",
-        "num_invalid_spec_tokens",
-        "request_id",
-    ),
     overrides("vllm.v1.core.sched.scheduler", "Scheduler.shutdown", "self"),
     has_fields("vllm.v1.core.sched.output", "SchedulerOutput", "finished_req_ids"),
     has_fields(

@@ -44,6 +44,12 @@ SCHEDULER: tuple[Symbol, ...] = (
         "structured_output_request",
     ),
     uses(_REQUEST, "Request.num_tokens"),
+    # What that property counts; csrc/scheduling reads the list itself.
+    has_fields(_REQUEST, "Request", "_all_token_ids"),
+    # Blocks that `update_from_output` counts are told before it runs, by its own rules: those of
+    # requests that are there, unfinished and not stale, where something was sampled.
+    has_fields(_REQUEST, "Request", "num_stale_output_tokens", "drop_stale_output"),
+    has_fields(_SCHEDULER, "Scheduler", "num_sampled_tokens_per_step"),
     uses(_REQUEST, "RequestStatus.WAITING"),
     uses(_REQUEST, "RequestStatus.PREEMPTED"),
     uses(_REQUEST, "RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"),

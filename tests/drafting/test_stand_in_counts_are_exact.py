@@ -97,24 +97,35 @@ def test_each_block_has_its_own_confidences_in_the_scheduler(stand_ins, async_sc
 def test_a_verified_block_is_settled_with_its_own_confidences(
     stand_ins, monkeypatch, async_scheduling, options
 ):
-    """Also when the request was preempted, or others were aborted, since it was drafted."""
+    """Also when the request was preempted, or others were aborted, since it was drafted.
+
+    What is settled before vLLM's own update is what that then counts.
+    """
     llm = stand_ins(5, async_scheduling=async_scheduling, max_model_len=256, **options)
     made, target = behave(llm, **FALLING), scheduler(llm)
     before, settled, due = counter(llm, "vllm:num_preemptions"), [], {}
     count, settle = target.make_spec_decoding_stats, target.parts.ledger.settle
 
-    def counting(*args, request_id, **kwargs):
-        request = target.requests[request_id]
-        newest = np.array([request.num_tokens - 1])
-        block = drafts(made, newest, np.array([request.all_token_ids[-1]]), 5)
-        due[request_id] = block.logits[0].tolist(), int(block.right[0].cumprod().sum())
-        return count(*args, request_id=request_id, **kwargs)
-
     def checked(request_ids, offered, accepted):
         for request_id, length, survived in zip(request_ids, offered, accepted, strict=True):
-            logits, right = due.pop(request_id)
-            settled.append(said_of(llm, request_id) == logits and length == 5 and survived == right)
+            request = target.requests[request_id]
+            newest = np.array([request.num_tokens - 1])
+            block = drafts(made, newest, np.array([request.all_token_ids[-1]]), 5)
+            is_own = said_of(llm, request_id) == block.logits[0].tolist()
+            right = int(block.right[0].cumprod().sum())
+            settled.append(is_own and length == 5 and survived == right)
+            due[request_id] = length, survived
         settle(request_ids, offered, accepted)
+
+    def counting(stats, num_draft_tokens, num_accepted_tokens, request_id, **kwargs):
+        assert due.pop(request_id) == (num_draft_tokens, num_accepted_tokens)
+        return count(
+            stats,
+            num_draft_tokens=num_draft_tokens,
+            num_accepted_tokens=num_accepted_tokens,
+            request_id=request_id,
+            **kwargs,
+        )
 
     monkeypatch.setattr(target, "make_spec_decoding_stats", counting)
     monkeypatch.setattr(target.parts.ledger, "settle", checked)
@@ -124,6 +135,7 @@ def test_a_verified_block_is_settled_with_its_own_confidences(
         engine.add_request(str(index), tokens, sampling(120))
     while engine.has_unfinished_requests():
         engine.step()
+        assert not due
         steps += 1
         if steps in (4, 9, 30):
             engine.abort_request([str(steps % 14)])

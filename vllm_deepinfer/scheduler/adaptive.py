@@ -10,10 +10,13 @@ import numpy as np
 
 from vllm_deepinfer.metrics.catalogue import PLANNER_SECONDS, PLANS, counter
 from vllm_deepinfer.metrics.shared_counters import SharedCounters
+from vllm_deepinfer.scheduler import request_loops
 from vllm_deepinfer.scheduler.drafting import DraftLedger
+from vllm_deepinfer.scheduler.readiness import RunningRequests
 from vllm_deepinfer.scheduler.step_cost import CostSettings, StepCost, StepTimes
-from vllm_deepinfer.scheduler.survival import compatible_prior, planning_rates
 from vllm_deepinfer.scheduler.verification import PlannerSettings, VerificationPlanner
+
+_FIRST_REQUESTS = 64
 
 
 class AdaptiveVerification:
@@ -42,6 +45,8 @@ class AdaptiveVerification:
         self._ledger, self._table, self._counters = ledger, ledger.table, counters
         self._is_async, self._is_compatible = is_async, is_compatible
         self._settings, self._cost_settings = settings, cost_settings
+        self._loops = request_loops.backend()
+        self._make_room(_FIRST_REQUESTS)
         self._use(cost)
 
     @property
@@ -62,63 +67,54 @@ class AdaptiveVerification:
         if self.cost is not None:
             self.cost.observe(times)
 
-    def trim(self, scheduler: Any, context_tokens: int, other_tokens: int) -> None:
+    def collect(self, scheduler: Any) -> RunningRequests:
+        """What the next step needs to know of vLLM's running requests."""
+        table, running = self._table, scheduler.running
+        if len(running) > len(self._limits):
+            self._make_room(2 * len(running))
+        mean = None if self._is_compatible else self._ledger.mean_survival
+        drafted, started, context_tokens = self._loops.collect(
+            running,
+            self._is_async,
+            scheduler.max_model_len,
+            table.row_by_request,
+            table.newest_rates,
+            table.previous_rates,
+            table.num_rounds,
+            None if mean is None else mean.survived,
+            None if mean is None else mean.reached,
+            self._limits,
+            self._budget,
+            self._ranking,
+        )
+        return RunningRequests(started, context_tokens, drafted)
+
+    def _make_room(self, num_requests: int) -> None:
+        self._limits = np.zeros(num_requests, dtype=np.int32)
+        self._budget, self._ranking = np.zeros(
+            (2, num_requests, self._table.num_drafts), dtype=np.float32
+        )
+
+    def trim(self, requests: RunningRequests, num_running: int, other_tokens: int) -> None:
         """Shorten the drafts of running requests to what the next step should verify.
 
         Args:
-            scheduler: vLLM's, about to schedule.
-            context_tokens: of its running requests.
+            requests: just collected.
+            num_running: how many run, without drafts included.
             other_tokens: prompt tokens the step will compute besides.
         """
         begin_s = time.perf_counter()
-        requests = [request for request in scheduler.running if request.spec_token_ids]
-        if not requests:
+        n = len(requests.drafted)
+        if not n:
             return
-        num_started = sum([request.is_prefill_chunk for request in scheduler.running])
-        num_undrafted = len(scheduler.running) - len(requests) - num_started
-        offered = [len(request.spec_token_ids) for request in requests]
-        budget, ranking = self._rates(requests)
+        num_undrafted = num_running - n - len(requests.started)
         plan = self._planner.plan(
-            budget,
-            ranking,
-            np.minimum(offered, self._tokens_left(scheduler, requests)),
-            context_tokens=context_tokens,
+            self._budget[:n],
+            self._ranking[:n],
+            self._limits[:n],
+            context_tokens=requests.context_tokens,
             other_tokens=other_tokens + num_undrafted,
         )
-        for request, length, count in zip(requests, plan.num_drafts.tolist(), offered, strict=True):
-            if length < count:
-                # A new list: vLLM's asynchronous scheduler shares one between requests.
-                request.spec_token_ids = request.spec_token_ids[:length]
+        self._loops.trim(requests.drafted, plan.num_drafts)
         self._counters.add(counter(PLANS, plan.kind))
         self._counters.add(PLANNER_SECONDS, time.perf_counter() - begin_s)
-
-    def _rates(self, requests: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Budget and ranking rows, float32 ``[n, K]``."""
-        table = self._table
-        rows = table.rows([request.request_id for request in requests])
-        rounds = table.num_rounds[rows]
-        in_flight = np.zeros(len(rows), dtype=bool)
-        if self._is_async:
-            in_flight[:] = [request.num_in_flight_tokens > 0 for request in requests]
-        if self._is_compatible:
-            prior = compatible_prior(rounds > 0, in_flight, table.num_drafts)
-        else:
-            prior = self._ledger.mean_survival.rates()
-        return planning_rates(
-            table.newest_rates[rows],
-            table.previous_rates[rows],
-            rounds > 0,
-            rounds > 1,
-            in_flight,
-            prior.astype(np.float32),
-        )
-
-    def _tokens_left(self, scheduler: Any, requests: list[Any]) -> np.ndarray:
-        """Drafts that could still become output, int32 ``[n]``: one token of the step is the
-        target's own, and a step in flight yields at least one."""
-        most = scheduler.max_model_len
-        ends = [min(r.num_prompt_tokens + r.max_tokens, most) - r.num_tokens for r in requests]
-        left = np.array(ends, dtype=np.int32) - 1
-        if self._is_async:
-            left -= np.array([request.num_in_flight_tokens > 0 for request in requests])
-        return np.maximum(left, 0)

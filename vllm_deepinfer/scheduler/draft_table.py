@@ -6,9 +6,11 @@ Rows are handed out by request id, so that the scheduler's hot path reads whole 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
+from vllm_deepinfer.scheduler import request_loops
 from vllm_deepinfer.scheduler.step_report import BlockConfidences
 
 UNKNOWN = 0
@@ -20,6 +22,7 @@ class DraftTable:
     """Confidences by request.
 
     Attributes:
+        row_by_request: row of each request that has drafted.
         newest_rates, previous_rates: float32 ``[rows, K]``, chance of each draft to survive, those
             before it included, of the last two blocks.
         num_rounds: int64 ``[rows]``, blocks seen, at most two.
@@ -32,8 +35,8 @@ class DraftTable:
 
     def __init__(self, num_drafts: int) -> None:
         self.num_drafts = num_drafts
-        self._rows: dict[str, int] = {}
-        self._free: list[int] = []
+        self.row_by_request: dict[str, int] = {}
+        self._receive = request_loops.backend().receive
         self._allocate(_FIRST_ROWS)
 
     def _allocate(self, num_rows: int) -> None:
@@ -48,42 +51,44 @@ class DraftTable:
 
     def rows(self, request_ids: Iterable[str]) -> np.ndarray:
         """Row of each request, int64 ``[n]``; ``UNKNOWN`` for one that has not drafted."""
-        find = self._rows.get
+        find = self.row_by_request.get
         return np.array([find(name, UNKNOWN) for name in request_ids], dtype=np.int64)
 
-    def receive(self, blocks: BlockConfidences, is_kept: Sequence[bool]) -> None:
-        """Take newly drafted blocks; those of requests not kept (unfinished prompts) are noise."""
-        kept = [index for index, keep in enumerate(is_kept) if keep]
-        names = blocks.request_ids
-        if len(kept) < len(names):
-            names = [names[index] for index in kept]
-            blocks = BlockConfidences(names, blocks.logits[kept], blocks.probabilities[kept])
-        find = self._rows.get
-        rows = np.array([find(name) or self._add(name) for name in names], dtype=np.int64)
-        self.previous_rates[rows] = self.newest_rates[rows]
-        self.newest_rates[rows] = np.cumprod(blocks.probabilities, axis=1)
-        self.logits[rows], self.probabilities[rows] = blocks.logits, blocks.probabilities
-        self.num_rounds[rows] = np.minimum(self.num_rounds[rows] + 1, 2)
-        self.is_open[rows] = True
+    def receive(self, blocks: BlockConfidences, is_kept: Sequence[Any]) -> None:
+        """Take newly drafted blocks; those of requests not kept (unfinished prompts) are noise.
+
+        Args:
+            is_kept: one of each block, true for those to take.
+        """
+        while len(self._free) < len(blocks.request_ids):
+            self._grow()
+        self._receive(
+            blocks.request_ids,
+            is_kept,
+            blocks.logits,
+            blocks.probabilities,
+            self.row_by_request,
+            self._free,
+            self.newest_rates,
+            self.previous_rates,
+            self.logits,
+            self.probabilities,
+            self.num_rounds,
+            self.is_open,
+        )
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop requests that ended."""
         for name in request_ids:
-            row = self._rows.pop(name, None)
+            row = self.row_by_request.pop(name, None)
             if row is not None:
                 self.num_rounds[row], self.is_open[row] = 0, False
                 self._free.append(row)
 
-    def _add(self, name: str) -> int:
-        if not self._free:
-            self._grow()
-        row = self._rows[name] = self._free.pop()
-        return row
-
     def _grow(self) -> None:
         old = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        used = len(self.num_rounds)
+        used, free = len(self.num_rounds), self._free
         self._allocate(2 * used)
-        self._free = [row for row in self._free if row >= used]
+        self._free = [row for row in self._free if row >= used] + free
         for name, values in old.items():
             getattr(self, name)[:used] = values

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ import numpy as np
 from vllm_deepinfer.log import get_logger
 from vllm_deepinfer.metrics.catalogue import ACCEPTED, CONFIDENCE, OFFERED, counter
 from vllm_deepinfer.metrics.shared_counters import SharedCounters
+from vllm_deepinfer.scheduler import request_loops
 from vllm_deepinfer.scheduler.acceptance import AcceptanceWatch
-from vllm_deepinfer.scheduler.draft_table import UNKNOWN, DraftTable
+from vllm_deepinfer.scheduler.draft_table import DraftTable
 from vllm_deepinfer.scheduler.mean_survival import MeanSurvival
 
 logger = get_logger(__name__)
@@ -39,32 +39,35 @@ class DraftLedger:
         self.num_accepted = counters.slice(counter(ACCEPTED, 0), count)
         self._confidence = counters.slice(counter(CONFIDENCE, 0), count)
         self.mean_survival = MeanSurvival(count)
+        self._settle = request_loops.backend().settle
         self._watch = AcceptanceWatch()
         self._records = None if records is None else records.open("a", encoding="utf-8")
 
-    def settle(
-        self, request_ids: Sequence[str], offered: Sequence[int], accepted: Sequence[int]
-    ) -> None:
+    def settle(self, request_ids: list[str], offered: list[int], accepted: list[int]) -> None:
         """Count the blocks a step verified: of the first ``offered[i]`` drafts of request i's
-        block, ``accepted[i]`` survived."""
+        block, ``accepted[i]`` survived.
+
+        Raises:
+            ValueError: more survived than were offered, or more were offered than there are.
+        """
         if not request_ids:
             return
-        rows = self.table.rows(request_ids)
-        # A block is settled once: a request without a new one has said nothing of this.
-        rows[~self.table.is_open[rows]] = UNKNOWN
-        position = np.arange(self.table.num_drafts)
-        lengths, survivors = np.asarray(offered), np.asarray(accepted)
-        is_offered = position < lengths[:, None]
-        self.num_offered += is_offered.sum(0)
-        self.num_accepted += (position < survivors[:, None]).sum(0)
-        self.mean_survival.settle(lengths, survivors)
-        said = self.table.probabilities[rows].astype(np.float64)
-        self._confidence += (said * is_offered).sum(0)
         if self._records is not None:
-            self._write(request_ids, rows, offered, accepted)
-        self.table.is_open[rows] = False
-        # Only first drafts: their share does not depend on how many more were verified.
-        first_drafts = [int(np.count_nonzero(counts)) for counts in (lengths, survivors)]
+            self._write(request_ids, offered, accepted)
+        # Only first drafts are watched: their share does not depend on how many more were verified.
+        first_drafts = self._settle(
+            request_ids,
+            offered,
+            accepted,
+            self.table.row_by_request,
+            self.table.probabilities,
+            self.table.is_open,
+            self.num_offered,
+            self.num_accepted,
+            self._confidence,
+            self.mean_survival.reached,
+            self.mean_survival.survived,
+        )
         if collapse := self._watch.observe(*first_drafts):
             logger.warning("%s", collapse)
 
@@ -74,13 +77,13 @@ class DraftLedger:
 
     def _write(
         self,
-        request_ids: Sequence[str],
-        rows: np.ndarray,
-        offered: Sequence[int],
-        accepted: Sequence[int],
+        request_ids: list[str],
+        offered: list[int],
+        accepted: list[int],
     ) -> None:
         assert self._records is not None
-        for index in np.flatnonzero(rows != UNKNOWN):
+        rows = self.table.rows(request_ids)
+        for index in np.flatnonzero(self.table.is_open[rows]):
             record: dict[str, Any] = {
                 "confidence_logits": self.table.logits[rows[index]].tolist(),
                 "offered": offered[index],

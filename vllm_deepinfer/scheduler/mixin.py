@@ -6,21 +6,21 @@ drafting off, nothing is edited.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
+from vllm_deepinfer.scheduler import request_loops
 from vllm_deepinfer.scheduler.parts import make_parts
-from vllm_deepinfer.scheduler.readiness import pending_prompt_tokens
+from vllm_deepinfer.scheduler.readiness import RunningRequests, pending_prompt_tokens
 from vllm_deepinfer.scheduler.step_cost import StepTimes
 from vllm_deepinfer.scheduler.step_report import StepReport, attached
 from vllm_deepinfer.scheduler.vote import Ballot, Phase, Verdict, Vote
 
 
-@dataclass(frozen=True)
-class StepShape:
+class StepShape(NamedTuple):
     """What was scheduled, kept until its output comes."""
 
     phase: Phase
@@ -35,7 +35,7 @@ class DeepInferMixin:
         self.parts = make_parts(self.vllm_config, isinstance(self, AsyncScheduler))
         self._needs_shapes = bool(self.parts.voting or self.parts.verification)
         self._shapes: dict[int, StepShape] = {}
-        self._settled: list[tuple[str, int, int]] = []
+        self._loops = request_loops.backend()
 
     # -- the vote, as vLLM's data-parallel engine loop drives it -----------------------------------
 
@@ -45,7 +45,7 @@ class DeepInferMixin:
         return None if self.parts.voting is None else self.parts.voting.vote
 
     def local_ballot(self) -> Ballot:
-        return self.parts.voting.ballot(self)
+        return self.parts.voting.ballot(self, self._loops.survey(self.running)[0])
 
     def follow(self, verdict: Verdict) -> None:
         self.parts.voting.follow(verdict)
@@ -64,36 +64,39 @@ class DeepInferMixin:
         if not self._needs_shapes:
             return super().schedule(throttle_prefills)
         voting, verification = self.parts.voting, self.parts.verification
+        if verification is None:
+            requests = RunningRequests(*self._loops.survey(self.running))
+        else:
+            requests = verification.collect(self)
         if voting is not None:
-            voting.decide(self)
-        context_tokens = sum([request.num_computed_tokens for request in self.running])
+            voting.decide(self, requests.started)
         if verification is not None and (voting is None or voting.runs_decodes):
             has_prompts = voting is None or voting.runs_prompts
             limit = self.max_num_scheduled_tokens if has_prompts else 0
-            verification.trim(self, context_tokens, pending_prompt_tokens(self, limit))
-        started = [r.request_id for r in self.running if r.is_prefill_chunk]
+            prompt_tokens = pending_prompt_tokens(self, requests.started, limit)
+            verification.trim(requests, len(self.running), prompt_tokens)
         if voting is None:
             output = super().schedule(throttle_prefills)
         else:
             output = voting.schedule(self, super().schedule)
         if output.total_num_scheduled_tokens:
-            self._keep_shape(output, started, context_tokens)
+            self._keep_shape(output, requests)
         return output
 
-    def _keep_shape(self, output: Any, started: list[str], context_tokens: int) -> None:
+    def _keep_shape(self, output: Any, requests: RunningRequests) -> None:
         tokens = output.num_scheduled_tokens
-        prompt_tokens = sum(tokens.get(name, 0) for name in started)
-        prompt_tokens += sum(tokens[request.req_id] for request in output.scheduled_new_reqs)
+        prompt_tokens = sum([tokens.get(request.request_id, 0) for request in requests.started])
+        prompt_tokens += sum([tokens[request.req_id] for request in output.scheduled_new_reqs])
         phase = Phase.PREFILL if prompt_tokens else Phase.DECODE
-        self._shapes[id(output)] = StepShape(phase, context_tokens)
+        self._shapes[id(output)] = StepShape(phase, requests.context_tokens)
         if self.parts.voting is not None:
             self.parts.voting.begin_step(output, prompt_tokens)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
         report = attached(model_runner_output)
         if self.parts.ledger is not None:
             self._settle_drafts(scheduler_output, model_runner_output, report)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
         if self.parts.voting is not None:
             self.parts.voting.settle(scheduler_output, model_runner_output)
         shape = self._shapes.pop(id(scheduler_output), None)
@@ -102,13 +105,24 @@ class DeepInferMixin:
         return outputs
 
     def _settle_drafts(self, scheduler_output: Any, output: Any, report: StepReport | None) -> None:
-        """After vLLM's own update, which settles the blocks drafted before this step."""
-        ledger = self.parts.ledger
-        if self._settled:
-            ledger.settle(*zip(*self._settled, strict=True))
-            self._settled = []
-        if report is not None and report.confidences is not None:
-            ledger.table.receive(report.confidences, [bool(t) for t in output.sampled_token_ids])
+        """The blocks drafted before this step are settled before those it drafted are received.
+
+        Comes before vLLM's own update, which ends requests that this step finished.
+        """
+        ledger, sampled = self.parts.ledger, output.sampled_token_ids
+        ledger.settle(
+            *self._loops.verified(
+                scheduler_output.scheduled_spec_decode_tokens,
+                scheduler_output.num_invalid_spec_tokens,
+                self.requests,
+                sampled,
+                output.req_id_to_index,
+                self.num_sampled_tokens_per_step,
+                RequestStatus.PREEMPTED,
+            )
+        )
+        if report is not None and report.confidences is not None and sampled:
+            ledger.table.receive(report.confidences, sampled)
         ledger.table.forget(scheduler_output.finished_req_ids)
 
     def _learn(self, scheduler_output: Any, shape: StepShape, report: StepReport) -> None:
@@ -127,25 +141,6 @@ class DeepInferMixin:
                     sampler_ms=report.sampler_ms,
                 )
             )
-
-    def make_spec_decoding_stats(
-        self,
-        spec_decoding_stats: Any,
-        num_draft_tokens: int,
-        num_accepted_tokens: int,
-        num_invalid_spec_tokens: dict[str, int] | None,
-        request_id: str,
-    ) -> Any:
-        if num_draft_tokens:
-            invalid = (num_invalid_spec_tokens or {}).get(request_id, 0)
-            self._settled.append((request_id, num_draft_tokens - invalid, num_accepted_tokens))
-        return super().make_spec_decoding_stats(
-            spec_decoding_stats,
-            num_draft_tokens,
-            num_accepted_tokens,
-            num_invalid_spec_tokens,
-            request_id,
-        )
 
     def shutdown(self) -> None:
         self.parts.close()

@@ -59,11 +59,16 @@ class PrefillVoting:
 
     # -- the vote ----------------------------------------------------------------------------------
 
-    def ballot(self, scheduler: Any) -> Ballot:
-        """What this rank knows after the step just run."""
+    def ballot(self, scheduler: Any, started: list[Any]) -> Ballot:
+        """What this rank knows after the step just run.
+
+        Args:
+            started: running requests whose prompt was begun and not finished.
+        """
         oldest_s = next(iter(self._arrived_s.values()), None)
         ballot = local_ballot(
             scheduler,
+            started,
             self._kv_watermark,
             self.vote.settings.max_prefill_steps,
             self._clock,
@@ -100,10 +105,10 @@ class PrefillVoting:
         """Whether the next step computes decodes."""
         return self.vote.phase is Phase.DECODE or not self._is_strict
 
-    def decide(self, scheduler: Any) -> None:
+    def decide(self, scheduler: Any, started: list[Any]) -> None:
         """A single rank votes by itself, right before a step."""
         if self.vote.num_ranks == 1 and self._is_unvoted:
-            self.follow(self.vote.advance([self.ballot(scheduler)]))
+            self.follow(self.vote.advance([self.ballot(scheduler, started)]))
 
     def schedule(self, scheduler: Any, schedule: Callable[[bool], Any]) -> Any:
         """vLLM's output for a step of the phase that was decided."""

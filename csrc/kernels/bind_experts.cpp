@@ -195,7 +195,9 @@ void experts(std::uintptr_t x, int source, std::uintptr_t x_scales, std::int64_t
                       assignment,
                       inner_memory.get<char>(inner_bytes),
                       at<char>(out)};
-  const std::int64_t work = static_cast<std::int64_t>(assignment.slots.size()) * hidden * inter;
+  const std::int64_t work =
+      work_of_products(3 * hidden * inter, static_cast<std::int64_t>(assignment.slots.size()),
+                       static_cast<std::int64_t>(assignment.experts.size()));
   num_threads = std::max(1, threads_for(work, num_threads));
   const auto run = [&](std::int64_t num_blocks, auto&& compute) {
     const std::vector<Part> parts = parts_in_order(assignment.experts, num_blocks, num_threads);

@@ -95,7 +95,7 @@ void linear(std::uintptr_t x, int source, std::uintptr_t x_scales, std::int64_t 
                      at<const std::uint8_t>(weight_scales),
                      at<char>(out),
                      out_is_bf16};
-  run_parts(threads_for(rows * outputs * columns, num_threads),
+  run_parts(threads_for(work_of_products(outputs * columns, rows, 1), num_threads),
             groups * layer.blocks_per_group(),
             [&](std::int64_t part) { layer.compute_part(prepared, part); });
 }

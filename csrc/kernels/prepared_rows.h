@@ -24,11 +24,19 @@ inline RowKind row_kind(const LinearVersion& version, RowSource source) {
   return version.has_half && source != RowSource::fp32 ? RowKind::half : RowKind::single;
 }
 
-// Work below this is done by the calling thread: waking another takes longer.
+// Less work, some 15 us, is done by the calling thread: waking another takes as long. One unit is an
+// operation on one value.
 constexpr std::int64_t kWorkOfOneThread = 1 << 17;
 
 inline int threads_for(std::int64_t work, int num_threads) {
   return work < kWorkOfOneThread ? 1 : num_threads;
+}
+
+// Work of `uses` rows meeting weights: products are 32 a vector, and reading and decoding a weight
+// costs as much as eight.
+inline std::int64_t work_of_products(std::int64_t num_weights, std::int64_t uses,
+                                     std::int64_t times_read) {
+  return (uses + 8 * times_read) * num_weights / 32;
 }
 
 class PreparedRows {

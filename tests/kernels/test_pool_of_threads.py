@@ -59,7 +59,7 @@ def test_a_worker_is_not_crowded_onto_the_processor_of_a_tied_thread():
 
 
 def test_callers_do_not_disturb_each_other(two_threads):
-    weight, scale = fp8_weight(256, 512)
+    weight, scale = fp8_weight(768, 512)
     inputs = [activations(rows, 512, "codes") for rows in (3, 20, 64, 100)]
     wanted = [fp8_linear(*x, weight, scale, torch.float32) for x in inputs]
 

@@ -33,13 +33,13 @@ def quantised(kind):
 
 def grouped(kind):
     x, _ = activations(MOST, 192, kind)
-    weight, scale = fp8_weight(64, 96)
+    weight, scale = fp8_weight(192, 96)
     return lambda part: fp8_linear(x[part], None, weight, scale, torch.float32, 2)
 
 
 def plain(kind):
     x, _ = activations(MOST, 288, kind)
-    weight = torch.randn(50, 288).to(torch.bfloat16)
+    weight = torch.randn(70, 288).to(torch.bfloat16)
     return lambda part: plain_linear(x[part], weight)
 
 
@@ -54,7 +54,7 @@ def experts(kind):
 
 
 def codes(kind):
-    x, _ = activations(MOST, 96, kind)
+    x, _ = activations(MOST, 160, kind)
     return lambda part: torch.cat([t.view(torch.uint8) for t in quantise_fp8(x[part])], 1)
 
 
@@ -95,6 +95,7 @@ def test_verified_rows_equal_decoded_ones(operation):
 
 
 def test_two_threads_change_no_bit(operation):
+    """The largest batch is work enough for two; see kWorkOfOneThread."""
     parts = [slice(0, size) for size in (1, 5, MOST)]
     one = [operation(part) for part in parts]
     own = torch.get_num_threads()

@@ -43,7 +43,7 @@ def ledger(counters, records):
 def receive(ledger, blocks, kept=None):
     logits, said = (np.array(rows, dtype=np.float32) for rows in zip(*blocks.values(), strict=True))
     confidences = BlockConfidences(list(blocks), logits, said)
-    ledger.table.receive(confidences, kept or [True] * len(blocks))
+    ledger.receive(confidences, kept or [True] * len(blocks))
 
 
 def values(counters, kind):

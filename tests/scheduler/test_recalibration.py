@@ -26,13 +26,13 @@ def serve(model: Recalibration, num_blocks: int, truth, seed: int, offered: int 
         told = 1.5 * rng.standard_normal((32, NUM_DRAFTS))
         survives = rng.random(told.shape) < sigmoid(truth(told))
         accepted = np.cumprod(survives, axis=1)[:, :offered].sum(axis=1)
-        model.settle(np.cumprod(sigmoid(told), axis=1), np.full(32, offered), accepted)
+        model.settle(sigmoid(told), np.full(32, offered), accepted)
     assert num_blocks % (32 * REFIT_STEPS) == 0, "the last blocks were not fitted"
 
 
 def test_nothing_changes_before_anything_is_known():
-    rates = np.cumprod(np.random.default_rng(0).uniform(0.05, 0.95, (50, 3)), axis=1)
-    np.testing.assert_allclose(Recalibration(3).apply(rates), rates, rtol=1e-12)
+    told = np.random.default_rng(0).uniform(0.05, 0.95, (50, 3))
+    assert (Recalibration(3).survival(told) == np.cumprod(told, axis=1)).all()
 
 
 @pytest.mark.parametrize(("offset", "trust"), [(0.8, 1.0), (-1.0, 0.5), (0.5, 0.0), (0.0, 1.5)])
@@ -42,7 +42,7 @@ def test_the_relation_is_found(offset, trust):
     np.testing.assert_allclose(model.offset, offset, atol=0.2)
     np.testing.assert_allclose(model.trust, trust, atol=0.2)
     told = np.array([[0.5, -1.0, 2.0]])
-    corrected = model.apply(np.cumprod(sigmoid(told), axis=1))
+    corrected = model.survival(sigmoid(told))
     expected = np.cumprod(sigmoid(offset + trust * told), axis=1)
     np.testing.assert_allclose(corrected, expected, atol=0.03)
 
@@ -78,16 +78,16 @@ def test_corrected_rates_are_chances_that_fall_along_a_row(seed, dtype, num_bloc
     model = Recalibration(NUM_DRAFTS)
     shift, scale = rng.normal(0, 5), rng.normal(0, 3)
     serve(model, num_blocks, lambda told: shift + scale * told, seed=seed)
-    rates = np.cumprod(rng.choice([0.0, 1e-9, 0.5, 1.0], (20, NUM_DRAFTS)), axis=1).astype(dtype)
-    corrected = model.apply(rates)
-    assert corrected.dtype == dtype and corrected.shape == rates.shape
+    told = rng.choice([0.0, 1e-9, 0.5, 1.0], (20, NUM_DRAFTS)).astype(dtype)
+    corrected = model.survival(told)
+    assert corrected.dtype == dtype and corrected.shape == told.shape
     assert np.isfinite(corrected).all()
     assert ((corrected >= 0) & (corrected <= 1)).all()
     assert (np.diff(corrected, axis=1) <= 0).all()
 
 
 def test_impossible_outcomes_are_refused():
-    model, rates = Recalibration(2), np.full((2, 2), 0.5)
+    model, told = Recalibration(2), np.full((2, 2), 0.5)
     for offered, accepted in (([1, 1], [0, 2]), ([1, 3], [0, 0]), ([1, 1], [0, -1])):
         with pytest.raises(ValueError, match="no more survive than were offered"):
-            model.settle(rates, np.array(offered), np.array(accepted))
+            model.settle(told, np.array(offered), np.array(accepted))

@@ -95,7 +95,7 @@ def lengths_of(
     for step in range(NUM_STEPS):
         rows = rates[step], rates[step + 1]
         if recalibration is not None:
-            rows = tuple(map(recalibration.apply, rows))
+            rows = tuple(recalibration.survival(told_alone(row)) for row in rows)
         plan = planner.plan(*rows, limits)
         lengths.append(plan.num_drafts)
         if learns:
@@ -105,8 +105,14 @@ def lengths_of(
         if recalibration is not None:
             survived = (rng.random((n, 1)) < load.true[step + 1]).sum(axis=1)
             accepted = np.minimum(survived, plan.num_drafts)
-            recalibration.settle(rates[step + 1], plan.num_drafts, accepted)
+            recalibration.settle(told_alone(rates[step + 1]), plan.num_drafts, accepted)
     return lengths
+
+
+def told_alone(rates: np.ndarray) -> np.ndarray:
+    """Chance of each draft given that those before it survived, of cumulative ones."""
+    before = np.column_stack([np.ones(len(rates)), rates[:, :-1]])
+    return np.divide(rates, before, out=np.zeros_like(rates), where=before > 0)
 
 
 def ours(load: Load, recalibration: Recalibration | None = None, begin: int = NUM_WARM_UP) -> float:

@@ -13,8 +13,9 @@ from vllm_deepinfer.metrics.shared_counters import SharedCounters
 from vllm_deepinfer.scheduler import request_loops
 from vllm_deepinfer.scheduler.drafting import DraftLedger
 from vllm_deepinfer.scheduler.readiness import RunningRequests
+from vllm_deepinfer.scheduler.recalibration import Recalibration
 from vllm_deepinfer.scheduler.step_cost import CostSettings, StepCost, StepTimes
-from vllm_deepinfer.scheduler.verification import PlannerSettings, VerificationPlanner
+from vllm_deepinfer.scheduler.verification import ALL, PlannerSettings, VerificationPlanner
 
 _FIRST_REQUESTS = 64
 
@@ -45,6 +46,8 @@ class AdaptiveVerification:
         self._ledger, self._table, self._counters = ledger, ledger.table, counters
         self._is_async, self._is_compatible = is_async, is_compatible
         self._settings, self._cost_settings = settings, cost_settings
+        if not is_compatible:
+            ledger.recalibration = Recalibration(ledger.table.num_drafts)
         self._loops = request_loops.backend()
         self._make_room(_FIRST_REQUESTS)
         self._use(cost)
@@ -107,13 +110,17 @@ class AdaptiveVerification:
         n = len(requests.drafted)
         if not n:
             return
-        num_undrafted = num_running - n - len(requests.started)
+        other_tokens += num_running - n - len(requests.started)
+        if self.cost is not None and not self.cost.has_price(n + other_tokens):
+            # By DeepInfer's rules: it knows no step above its largest graph, nor one with prompts.
+            self._counters.add(counter(PLANS, ALL))
+            return
         plan = self._planner.plan(
             self._budget[:n],
             self._ranking[:n],
             self._limits[:n],
             context_tokens=requests.context_tokens,
-            other_tokens=other_tokens + num_undrafted,
+            other_tokens=other_tokens,
         )
         self._loops.trim(requests.drafted, plan.num_drafts)
         self._counters.add(counter(PLANS, plan.kind))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ from vllm_deepinfer.scheduler import request_loops
 from vllm_deepinfer.scheduler.acceptance import AcceptanceWatch
 from vllm_deepinfer.scheduler.draft_table import DraftTable
 from vllm_deepinfer.scheduler.mean_survival import MeanSurvival
+from vllm_deepinfer.scheduler.recalibration import Recalibration
+from vllm_deepinfer.scheduler.step_report import BlockConfidences
 
 logger = get_logger(__name__)
+
+LEARNED_STEPS = 4
 
 
 class DraftLedger:
@@ -30,6 +35,8 @@ class DraftLedger:
     Attributes:
         num_offered, num_accepted: float64 ``[K]``, drafts by position since the start.
         mean_survival: of all settled blocks.
+        recalibration: corrects what drafters say where one is set; the counters and records keep
+            what they said.
     """
 
     def __init__(self, table: DraftTable, counters: SharedCounters, records: Path | None) -> None:
@@ -39,6 +46,8 @@ class DraftLedger:
         self.num_accepted = counters.slice(counter(ACCEPTED, 0), count)
         self._confidence = counters.slice(counter(CONFIDENCE, 0), count)
         self.mean_survival = MeanSurvival(count)
+        self.recalibration: Recalibration | None = None
+        self._num_settled_steps = 0
         self._settle = request_loops.backend().settle
         self._watch = AcceptanceWatch()
         self._records = None if records is None else records.open("a", encoding="utf-8")
@@ -54,6 +63,8 @@ class DraftLedger:
             return
         if self._records is not None:
             self._write(request_ids, offered, accepted)
+        if self.recalibration is not None:
+            self._recalibrate(self.recalibration, request_ids, offered, accepted)
         # Only first drafts are watched: their share does not depend on how many more were verified.
         first_drafts = self._settle(
             request_ids,
@@ -70,6 +81,31 @@ class DraftLedger:
         )
         if collapse := self._watch.observe(*first_drafts):
             logger.warning("%s", collapse)
+
+    def receive(self, blocks: BlockConfidences, is_kept: Sequence[Any]) -> None:
+        """Take newly drafted blocks, as ``DraftTable.receive`` does."""
+        self.table.receive(blocks, is_kept)
+        if self.recalibration is not None:
+            kept = [index for index, keeps in enumerate(is_kept) if keeps]
+            rows = self.table.rows([blocks.request_ids[index] for index in kept])
+            said = blocks.probabilities[kept]
+            self.table.newest_rates[rows] = self.recalibration.survival(said)
+
+    def _recalibrate(
+        self,
+        recalibration: Recalibration,
+        request_ids: list[str],
+        offered: list[int],
+        accepted: list[int],
+    ) -> None:
+        """Learn from every fourth step: enough to follow the texts, and out of the others' way."""
+        self._num_settled_steps += 1
+        if self._num_settled_steps % LEARNED_STEPS:
+            return
+        rows = self.table.rows(request_ids)
+        known = self.table.is_open[rows]
+        said = self.table.probabilities[rows[known]]
+        recalibration.settle(said, np.asarray(offered)[known], np.asarray(accepted)[known])
 
     def close(self) -> None:
         if self._records is not None:

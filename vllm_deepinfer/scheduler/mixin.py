@@ -23,7 +23,10 @@ from vllm_deepinfer.scheduler.vote import Ballot, Phase, Verdict, Vote
 class StepShape(NamedTuple):
     """What was scheduled, kept until its output comes."""
 
+    round: int
+    voted: str | None
     phase: Phase
+    prompt_tokens: int
     context_tokens: int
 
 
@@ -33,7 +36,7 @@ class DeepInferMixin:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parts = make_parts(self.vllm_config, isinstance(self, AsyncScheduler))
-        self._needs_shapes = bool(self.parts.voting or self.parts.verification)
+        self._needs_shapes = bool(self.parts.voting or self.parts.verification or self.parts.trace)
         self._shapes: dict[int, StepShape] = {}
         self._loops = request_loops.backend()
 
@@ -88,9 +91,12 @@ class DeepInferMixin:
         prompt_tokens = sum([tokens.get(request.request_id, 0) for request in requests.started])
         prompt_tokens += sum([tokens[request.req_id] for request in output.scheduled_new_reqs])
         phase = Phase.PREFILL if prompt_tokens else Phase.DECODE
-        self._shapes[id(output)] = StepShape(phase, requests.context_tokens)
-        if self.parts.voting is not None:
-            self.parts.voting.begin_step(output, prompt_tokens)
+        voting, round_, voted = self.parts.voting, self.current_step, None
+        if voting is not None:
+            voting.begin_step(output, prompt_tokens)
+            round_, voted = voting.round, voting.vote.phase.value
+        shape = StepShape(round_, voted, phase, prompt_tokens, requests.context_tokens)
+        self._shapes[id(output)] = shape
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         report = attached(model_runner_output)
@@ -122,10 +128,12 @@ class DeepInferMixin:
             )
         )
         if report is not None and report.confidences is not None and sampled:
-            ledger.table.receive(report.confidences, sampled)
+            ledger.receive(report.confidences, sampled)
         ledger.table.forget(scheduler_output.finished_req_ids)
 
     def _learn(self, scheduler_output: Any, shape: StepShape, report: StepReport) -> None:
+        if self.parts.trace is not None:
+            self._write_trace(scheduler_output, shape, report)
         if self.parts.voting is not None:
             self.parts.voting.observe(shape.phase, report.forward_ms + report.sampler_ms)
         if self.parts.verification is None:
@@ -141,6 +149,21 @@ class DeepInferMixin:
                     sampler_ms=report.sampler_ms,
                 )
             )
+
+    def _write_trace(self, scheduler_output: Any, shape: StepShape, report: StepReport) -> None:
+        drafts = scheduler_output.scheduled_spec_decode_tokens.values()
+        self.parts.trace.write(
+            round=shape.round,
+            voted=shape.voted,
+            phase=shape.phase.value,
+            sequences=len(scheduler_output.num_scheduled_tokens),
+            tokens=scheduler_output.total_num_scheduled_tokens,
+            prompt_tokens=shape.prompt_tokens,
+            drafts=sum(map(len, drafts)),
+            context_tokens=shape.context_tokens,
+            forward_ms=round(report.forward_ms, 3),
+            sampler_ms=round(report.sampler_ms, 3),
+        )
 
     def shutdown(self) -> None:
         self.parts.close()

@@ -16,6 +16,7 @@ from vllm_deepinfer.scheduler.cost_key import cost_key
 from vllm_deepinfer.scheduler.draft_table import DraftTable
 from vllm_deepinfer.scheduler.drafting import DraftLedger
 from vllm_deepinfer.scheduler.step_cost import CostSettings, StepCost
+from vllm_deepinfer.scheduler.trace import StepTrace
 from vllm_deepinfer.scheduler.verification import PlannerSettings
 from vllm_deepinfer.scheduler.voting import PrefillVoting
 
@@ -57,11 +58,18 @@ class Parts:
     voting: PrefillVoting | None = None
     verification: AdaptiveVerification | None = None
     cost_file: CostFile | None = None
+    trace: StepTrace | None = None
+
+    def save_costs(self) -> None:
+        """Keep what steps were found to cost for the next run."""
+        if self.cost_file is not None and self.verification.cost is not None:
+            cost_store.save(self.cost_file.path, self.cost_file.key, self.verification.cost)
 
     def close(self) -> None:
         """Save what was learned and remove the counters."""
-        if self.cost_file is not None and self.verification.cost is not None:
-            cost_store.save(self.cost_file.path, self.cost_file.key, self.verification.cost)
+        self.save_costs()
+        if self.trace is not None:
+            self.trace.close()
         if self.ledger is not None:
             self.ledger.close()
         if self.counters is not None:
@@ -74,14 +82,17 @@ def make_parts(vllm_config: VllmConfig, is_async: bool) -> Parts:
     Raises:
         ValueError: an option's value cannot be used, such as a damaged file of step costs.
     """
-    counted = [name for family in families(vllm_config) for name in family.counters()]
-    if not counted:
-        return Parts()
     options = DeepInferConfig.from_vllm(vllm_config)
     parallel = vllm_config.parallel_config
     rank = parallel.data_parallel_index
+    parts = Parts()
+    if options.step_trace:
+        parts.trace = StepTrace(_of_rank(options.step_trace, rank))
+    counted = [name for family in families(vllm_config) for name in family.counters()]
+    if not counted:
+        return parts
     counters = SharedCounters(counter_file(vllm_config.instance_id, rank), counted, create=True)
-    parts = Parts(counters)
+    parts.counters = counters
     if vllm_config.speculative_config is not None:
         table = DraftTable(vllm_config.speculative_config.num_speculative_tokens)
         records = Path(options.draft_records) if options.draft_records else None
@@ -97,12 +108,15 @@ def make_parts(vllm_config: VllmConfig, is_async: bool) -> Parts:
     return parts
 
 
+def _of_rank(path: str, rank: int) -> Path:
+    return Path(f"{path}.{rank}" if rank else path)
+
+
 def _add_verification(
     parts: Parts, vllm_config: VllmConfig, options: DeepInferConfig, rank: int, is_async: bool
 ) -> None:
     if options.step_cost_file:
-        suffix = f".{rank}" if rank else ""
-        path = Path(options.step_cost_file + suffix)
+        path = _of_rank(options.step_cost_file, rank)
         parts.cost_file = CostFile(path, cost_key(vllm_config, options.verification))
     is_compatible = options.verification == "compatible"
     parts.verification = AdaptiveVerification(

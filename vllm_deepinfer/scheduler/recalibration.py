@@ -20,6 +20,7 @@ LARGEST_LOGIT = 6.0
 REFIT_STEPS = 16
 MOST_BLOCKS = 16384  # then all counts are halved, so that old texts are forgotten
 PRIOR_DRAFTS = 16.0  # drafts that the first guess counts for
+_LEVELS = 4096  # of a chance; the correction is looked up by level, not computed
 
 
 class Recalibration:
@@ -27,6 +28,9 @@ class Recalibration:
 
     Args:
         num_drafts: drafts of a block, K.
+
+    Attributes:
+        offset, trust: by position, float64 ``[K]``.
     """
 
     def __init__(self, num_drafts: int) -> None:
@@ -35,14 +39,20 @@ class Recalibration:
         # survived, and the sum of their logits.
         self._reached, self._survived, self._logits = np.zeros((3, num_drafts, NUM_BINS))
         self._num_blocks = self._num_steps = 0
+        self._position = np.arange(num_drafts)
+        self._corrected: NDArray[np.float32] | None = None
 
-    def settle(self, rates: NDArray, offered: ArrayLike, accepted: ArrayLike) -> None:
+    def settle(self, probabilities: NDArray, offered: ArrayLike, accepted: ArrayLike) -> None:
         """Learn from the verified blocks of a step.
 
         Args:
-            rates: chances as the drafter told them, cumulative along a row, [n, K].
-            offered: drafts verified of each block, [n].
-            accepted: drafts that survived, [n], at most ``offered``.
+            probabilities: as the drafter told them, each given that the drafts before it survived,
+                ``[n, K]``.
+            offered: drafts verified of each block, ``[n]``.
+            accepted: drafts that survived, ``[n]``, at most ``offered``.
+
+        Raises:
+            ValueError: more survived than were offered, or more were offered than there are.
         """
         offered, accepted = np.atleast_1d(offered), np.atleast_1d(accepted)
         wrong = (accepted < 0) | (accepted > offered) | (offered > len(self.trust))
@@ -51,13 +61,12 @@ class Recalibration:
                 f"{accepted[wrong][0]} of {offered[wrong][0]} drafts survived; no more survive "
                 f"than were offered, and no more are offered than {len(self.trust)}"
             )
-        position = np.arange(len(self.trust))
-        logits = _conditional_logits(rates)
-        reached = position < np.minimum(accepted + 1, offered)[:, None]
-        survived = position < accepted[:, None]
+        logits = _logit(probabilities)
+        reached = self._position < np.minimum(accepted + 1, offered)[:, None]
+        survived = self._position < accepted[:, None]
         share = (logits + LARGEST_LOGIT) / (2 * LARGEST_LOGIT)
         bins = np.minimum((share * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-        cells = (position * NUM_BINS + bins)[reached]
+        cells = (self._position * NUM_BINS + bins)[reached]
         for counts, values in (
             (self._reached, None),
             (self._survived, survived[reached]),
@@ -69,11 +78,14 @@ class Recalibration:
         if self._num_steps % REFIT_STEPS == 0:
             self._refit()
 
-    def apply(self, rates: NDArray) -> NDArray:
-        """Corrected chances, cumulative along a row, shape and type of ``rates``, [n, K]."""
-        offset, trust = self.offset.astype(rates.dtype), self.trust.astype(rates.dtype)
-        chance = _sigmoid(offset + trust * _conditional_logits(rates))
-        return np.cumprod(chance, axis=1, dtype=rates.dtype)
+    def survival(self, probabilities: NDArray) -> NDArray:
+        """Corrected chances to survive, those of the drafts before included: ``[n, K]`` as the
+        drafter told them to cumulative ones of the same type."""
+        if self._corrected is None:
+            return np.cumprod(probabilities, axis=1)
+        level = (probabilities * _LEVELS).astype(np.intp)
+        corrected = self._corrected[self._position, level]
+        return np.cumprod(corrected, axis=1, dtype=probabilities.dtype)
 
     def _refit(self) -> None:
         """Penalised logistic regression of every position, by Newton steps from the last fit."""
@@ -94,16 +106,15 @@ class Recalibration:
             determinant = a * c - b * b
             self.offset = self.offset + (c * down - b * along) / determinant
             self.trust = np.maximum(0.0, self.trust + (a * along - b * down) / determinant)
+        levels = _logit((np.arange(_LEVELS + 1) + 0.5) / _LEVELS)
+        corrected = _sigmoid(self.offset[:, None] + self.trust[:, None] * levels)
+        self._corrected = corrected.astype(np.float32)
 
 
-def _conditional_logits(rates: NDArray) -> NDArray:
-    """Logit of each draft's chance given that those before it survived; clipped to +-6."""
-    chance = rates.copy()
-    before = rates[:, :-1]
-    np.divide(rates[:, 1:], before, out=chance[:, 1:], where=before > 0)
-    np.clip(chance, *_CHANCES, out=chance)
-    logits = np.log(chance / (1 - chance))
-    return np.clip(logits, -LARGEST_LOGIT, LARGEST_LOGIT, out=logits)
+def _logit(chance: NDArray) -> NDArray:
+    """Clipped to +-``LARGEST_LOGIT``."""
+    chance = np.clip(chance, *_CHANCES)
+    return np.clip(np.log(chance / (1 - chance)), -LARGEST_LOGIT, LARGEST_LOGIT)
 
 
 def _sigmoid(logit: NDArray) -> NDArray:

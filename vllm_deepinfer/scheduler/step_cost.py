@@ -200,8 +200,12 @@ class StepCost:
             raise ValueError(f"saved step costs are damaged: {error!r}") from error
         return cost
 
+    def has_price(self, num_tokens: int) -> bool:
+        """Whether the settings price a step of so many tokens."""
+        return num_tokens <= self.sizes[-1] or self.settings.extrapolate
+
     def _check_priced(self, num_tokens: int) -> None:
-        if num_tokens > self.sizes[-1] and not self.settings.extrapolate:
+        if not self.has_price(num_tokens):
             raise ValueError(
                 f"a step of {num_tokens} tokens has no price: the largest profiled bucket is "
                 f"{self.sizes[-1]}. Profile a larger one or set extrapolate."

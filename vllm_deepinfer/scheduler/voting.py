@@ -44,6 +44,9 @@ class PrefillVoting:
 
     With one rank it decides before each step by itself; with more, the engine's loop collects the
     ballots after each step.
+
+    Attributes:
+        round: decisions taken so far; it counts alike on all ranks.
     """
 
     def __init__(self, options: DeepInferConfig, num_ranks: int, counters: SharedCounters) -> None:
@@ -56,6 +59,7 @@ class PrefillVoting:
         self._prefilled_tokens = 0
         self._is_unvoted = False
         self._wanted = False
+        self.round = 0
 
     # -- the vote ----------------------------------------------------------------------------------
 
@@ -80,7 +84,7 @@ class PrefillVoting:
 
     def follow(self, verdict: Verdict) -> None:
         """Take note of what was decided for the next step."""
-        self._is_unvoted, self._prefilled_tokens = False, 0
+        self._open_round()
         if verdict.took_ballots:
             self._counters.add(BALLOTS, self.vote.num_ranks > 1)
             if verdict.kind is not None:
@@ -90,8 +94,12 @@ class PrefillVoting:
 
     def end_wave(self) -> None:
         """All ranks are finished; the next step begins a wave."""
-        self._is_unvoted, self._prefilled_tokens = False, 0
+        self._open_round()
         self.vote.reset()
+
+    def _open_round(self) -> None:
+        self.round += 1
+        self._is_unvoted, self._prefilled_tokens = False, 0
 
     # -- the step ----------------------------------------------------------------------------------
 

@@ -1,7 +1,10 @@
 #include <cmath>
 
+#include "attention.h"
 #include "linear.h"
 #include "machine.h"
+#include "records.h"
+#include "rowwise.h"
 
 namespace deepinfer {
 
@@ -21,12 +24,18 @@ CodeTables::CodeTables() {
 
 const CodeTables kCodes;
 
-const LinearVersion& current_linear() {
 #if defined(__x86_64__)
-  if (current_isa() == Isa::avx512) return avx512_linear();
-  if (current_isa() == Isa::avx2) return avx2_linear();
+#define DEEPINFER_CURRENT(part)                                    \
+  if (current_isa() == Isa::avx512) return avx512_##part();        \
+  if (current_isa() == Isa::avx2) return avx2_##part();            \
+  return portable_##part()
+#else
+#define DEEPINFER_CURRENT(part) return portable_##part()
 #endif
-  return portable_linear();
-}
+
+const LinearVersion& current_linear() { DEEPINFER_CURRENT(linear); }
+const RowVersion& current_rows() { DEEPINFER_CURRENT(rows); }
+const RecordVersion& current_records() { DEEPINFER_CURRENT(records); }
+const AttentionVersion& current_attention() { DEEPINFER_CURRENT(attention); }
 
 }  // namespace deepinfer

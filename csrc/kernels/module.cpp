@@ -7,6 +7,11 @@ constexpr bool (*kParts[])(PyObject*) = {
     &deepinfer::bind_machine,
     &deepinfer::bind_linear,
     &deepinfer::bind_experts,
+    &deepinfer::bind_rows,
+    &deepinfer::bind_caches,
+    &deepinfer::bind_indexer,
+    &deepinfer::bind_engram,
+    &deepinfer::bind_router,
 };
 
 PyModuleDef definition = {

@@ -61,13 +61,6 @@ class Numerics:
         """Input of FP8 and FP4 layers: ``[T, n]`` quantised per token and 32 columns."""
         return Activation(*quantise_fp8(x)) if self.quantised else Activation(x)
 
-    def index_vector(self, x: Tensor) -> Tensor:
-        """Indexer query or key as scored, float32: FP4 in groups of 32."""
-        if not self.quantised:
-            return x.to(torch.float32)
-        record = Fp4Record(x.shape[-1])
-        return record.decode(record.encode(x))
-
     def window_record(self, width: int) -> Record:
         return Fp8Record(width) if self.quantised else PlainRecord(width, self.dtype)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -16,11 +17,25 @@ from torch import Tensor
 from vllm_deepinfer.ops import formats
 
 
+class RecordKind(IntEnum):
+    """Names of the records for operations; the kernels know all but the last."""
+
+    FP8 = 0
+    FP4 = 1
+    FP4_FINE = 2
+    BFLOAT16 = 3
+    FLOAT32 = 4
+
+
 @dataclass(frozen=True)
 class Record(ABC):
     """Codec between float rows ``[..., width]`` and uint8 records ``[..., num_bytes]``."""
 
     width: int
+
+    @property
+    @abstractmethod
+    def kind(self) -> RecordKind: ...
 
     @property
     @abstractmethod
@@ -37,6 +52,8 @@ class Record(ABC):
 
 class Fp8Record(Record):
     """e4m3 values, one UE8M0 scale per 32: window KV."""
+
+    kind = RecordKind.FP8
 
     @property
     def num_bytes(self) -> int:
@@ -55,6 +72,8 @@ class Fp8Record(Record):
 class Fp4Record(Record):
     """Packed e2m1 values, one UE8M0 scale per 32: index keys."""
 
+    kind = RecordKind.FP4
+
     @property
     def num_bytes(self) -> int:
         return self.width // 2 + self.width // formats.FP4_GROUP
@@ -70,6 +89,8 @@ class Fp4Record(Record):
 
 class Fp4FineRecord(Record):
     """Packed e2m1 values, one e4m3 scale per 16: compressed KV."""
+
+    kind = RecordKind.FP4_FINE
 
     @property
     def num_bytes(self) -> int:
@@ -92,6 +113,10 @@ class PlainRecord(Record):
     dtype: torch.dtype
 
     @property
+    def kind(self) -> RecordKind:
+        return RecordKind.BFLOAT16 if self.dtype == torch.bfloat16 else RecordKind.FLOAT32
+
+    @property
     def num_bytes(self) -> int:
         return self.width * self.dtype.itemsize
 
@@ -100,3 +125,12 @@ class PlainRecord(Record):
 
     def decode(self, records: Tensor) -> Tensor:
         return records.contiguous().view(self.dtype).to(torch.float32)
+
+
+def record_of(kind: int, width: int) -> Record:
+    """The record of a kind, for rows of ``width`` values."""
+    plain = {RecordKind.BFLOAT16: torch.bfloat16, RecordKind.FLOAT32: torch.float32}
+    if kind in plain:
+        return PlainRecord(width, plain[RecordKind(kind)])
+    quantised = {record.kind: record for record in (Fp8Record, Fp4Record, Fp4FineRecord)}
+    return quantised[RecordKind(kind)](width)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from vllm_deepinfer.ops.numerics import Numerics
     from vllm_deepinfer.ops.records import Record
 
 NEGATIVE_INFINITY = float("-inf")
@@ -29,10 +28,10 @@ def mean_square(x: Tensor) -> Tensor:
     return (x * x).mean(-1, keepdim=True)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, numerics: Numerics) -> Tensor:
-    """``weight * x / sqrt(mean(x**2) + eps)`` in float32, stored (section 2.3)."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """``weight * x / sqrt(mean(x**2) + eps)`` in float32, rounded to ``dtype`` (section 2.3)."""
     x = x.to(torch.float32)
-    return numerics.store(weight.to(torch.float32) * (x * torch.rsqrt(mean_square(x) + eps)))
+    return (weight.to(torch.float32) * (x * torch.rsqrt(mean_square(x) + eps))).to(dtype)
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, rope_dim: int) -> Tensor:
@@ -48,6 +47,16 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, rope_dim: int) -> Tensor:
     cos, sin = cos.view(shape), sin.view(shape)
     turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
     return torch.cat([straight, turned], -1)
+
+
+def rope_angles(
+    positions: Tensor, frequencies: Tensor, tokens_per_row: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, float32 ``[T, pairs]``, at int64 positions ``[T]``, or at the first
+    position of each one's row of ``tokens_per_row`` tokens."""
+    first = (positions // tokens_per_row * tokens_per_row).to(torch.float32)
+    angles = (first.unsqueeze(1) * frequencies).to(torch.float64)
+    return angles.cos().to(torch.float32), angles.sin().to(torch.float32)
 
 
 # -- hyper-connections ----------------------------------------------------------------------------
@@ -91,17 +100,17 @@ def sinkhorn(comb: Tensor, eps: float, iterations: int) -> Tensor:
     return comb.permute(2, 0, 1)
 
 
-def mix_streams(streams: Tensor, pre: Tensor, numerics: Numerics) -> Tensor:
-    """Collapse ``[T, S, D]`` to ``[T, D]`` with weights ``[T, S]``, stored."""
-    return numerics.store((pre.unsqueeze(-1) * streams.to(torch.float32)).sum(1))
+def mix_streams(streams: Tensor, pre: Tensor, dtype: torch.dtype) -> Tensor:
+    """Collapse ``[T, S, D]`` to ``[T, D]`` with weights ``[T, S]``, rounded to ``dtype``."""
+    return (pre.unsqueeze(-1) * streams.to(torch.float32)).sum(1).to(dtype)
 
 
 def expand_streams(
-    out: Tensor, streams: Tensor, post: Tensor, comb: Tensor, numerics: Numerics
+    out: Tensor, streams: Tensor, post: Tensor, comb: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """New streams: stream j is ``post_j * out + sum_i comb[i, j] * streams_i``, stored."""
+    """Stream j is ``post_j * out + sum_i comb[i, j] * streams_i``, rounded to ``dtype``."""
     mixed = torch.bmm(comb.transpose(1, 2), streams.to(torch.float32))
-    return numerics.store(mixed + post.unsqueeze(-1) * out.to(torch.float32).unsqueeze(1))
+    return (mixed + post.unsqueeze(-1) * out.to(torch.float32).unsqueeze(1)).to(dtype)
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -179,21 +188,24 @@ def sink_attention(query: Tensor, keys: list[Keys], sink: Tensor, scale: float) 
 
 
 def index_scores(
-    query: Tensor, weights: Tensor, keys: Tensor, visible: Tensor, numerics: Numerics
+    query: Tensor, weights: Tensor, keys: Tensor, visible: Tensor, rounded: bool
 ) -> Tensor:
-    """Scores ``[G, q, n]`` of ``[G, q, H, w]`` queries against ``[G, n, w]`` keys (section 2.8).
+    """Scores ``[T, n]`` of ``[T, H, w]`` queries against the keys ``[n, w]`` of their request.
 
-    Every rounding point is the reference's, which makes scores equal to its own bit for bit.
-    ``weights`` is ``[G, q, H]``; rows not ``visible`` ``[G, q, n]`` score minus infinity.
+    Every rounding point, to bfloat16 if ``rounded``, is the published reference's, which makes
+    scores equal to its own (section 2.8). ``weights`` is float32 ``[T, H]``; rows not ``visible``
+    ``[T, n]`` score minus infinity.
     """
-    groups, count, heads, width = query.shape
-    dots = torch.bmm(query.reshape(groups, count * heads, width), keys.transpose(1, 2))
-    dots = numerics.rounded(dots).view(groups, count, heads, -1)
-    products = numerics.rounded(dots.relu_() * weights.to(torch.float32).unsqueeze(-1))
-    total = products[:, :, 0].clone()
-    for head in range(1, heads):
-        total += products[:, :, head]
-    return numerics.rounded(total).masked_fill_(~visible, NEGATIVE_INFINITY)
+
+    def stored(x: Tensor) -> Tensor:
+        return x.to(torch.bfloat16).to(torch.float32) if rounded else x
+
+    dots = stored(torch.nn.functional.linear(query, keys))
+    products = stored(dots.relu_() * weights.unsqueeze(-1))
+    total = products[:, 0].clone()
+    for head in range(1, query.shape[1]):
+        total += products[:, head]
+    return stored(total).masked_fill_(~visible, NEGATIVE_INFINITY)
 
 
 def select_highest(scores: Tensor, count: int) -> Tensor:
@@ -212,21 +224,22 @@ def selected_rows(selected: Tensor, width: int) -> Tensor:
     return rows
 
 
-def candidate_rows(scores: Tensor, num_visible: Tensor, block_size: int, num_blocks: int) -> Tensor:
-    """Boolean ``[q, n]``: rows inside the best blocks of ``block_size`` rows (section 2.8).
+def candidate_blocks(
+    scores: Tensor, num_visible: Tensor, block_rows: int, num_blocks: int
+) -> Tensor:
+    """Boolean ``[q, blocks]``: the best blocks of ``block_rows`` rows (section 2.8).
 
     The block holding the newest visible row (``num_visible - 1``, ``[q]``) is always kept.
     """
     count, rows = scores.shape
-    blocks = -(-rows // block_size)
-    padded = scores.new_full((count, blocks * block_size), NEGATIVE_INFINITY)
+    blocks = -(-rows // block_rows)
+    padded = scores.new_full((count, blocks * block_rows), NEGATIVE_INFINITY)
     padded[:, :rows] = scores
-    block_scores = padded.view(count, blocks, block_size).amax(-1)
-    newest = (num_visible - 1) // block_size
+    block_scores = padded.view(count, blocks, block_rows).amax(-1)
+    newest = (num_visible - 1) // block_rows
     has_rows = (num_visible > 0).nonzero().squeeze(1)
     block_scores[has_rows, newest[has_rows]] = float("inf")
-    kept = select_highest(block_scores, num_blocks)
-    return kept.repeat_interleave(block_size, 1)[:, :rows]
+    return select_highest(block_scores, num_blocks)
 
 
 # -- mixture of experts ---------------------------------------------------------------------------
@@ -254,6 +267,15 @@ def route(
     if normalise and experts.shape[1] > 1:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     return experts, weights * factor
+
+
+def sum_experts(outputs: Tensor, chosen: Tensor, shared: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[T, D]`` sums of outputs ``[T, k, D]`` by ascending expert number, then ``shared``."""
+    tokens = torch.arange(len(chosen), device=chosen.device)
+    total = torch.zeros(len(chosen), outputs.shape[-1], dtype=torch.float32, device=outputs.device)
+    for slots in chosen.argsort(dim=1, stable=True).unbind(1):
+        total += outputs[tokens, slots].to(torch.float32)
+    return (total + shared).to(dtype)
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:

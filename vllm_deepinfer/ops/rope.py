@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from vllm_deepinfer.ops.rotation import rope_angles
+
 
 def rope_frequencies(dim: int, theta: float) -> Tensor:
     """``theta ** (-2i / dim)``, float32 ``[dim / 2]``."""
@@ -45,8 +47,7 @@ class Rope:
     def __init__(self, frequencies: Tensor) -> None:
         self.frequencies = frequencies
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, float32 ``[T, pairs]``, at integer positions ``[T]``."""
-        frequencies = self.frequencies.to(positions.device)
-        angles = positions.to(torch.float32).unsqueeze(1) * frequencies
-        return angles.cos(), angles.sin()
+    def at(self, positions: Tensor, tokens_per_row: int = 1) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, float32 ``[T, pairs]``, at int64 positions ``[T]``; see
+        ``rope_angles``."""
+        return rope_angles(positions, self.frequencies.to(positions.device), tokens_per_row)

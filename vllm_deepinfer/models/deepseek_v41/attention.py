@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vllm_deepinfer.models.deepseek_v41.cache import Cache, LayerCaches
+from vllm_deepinfer.models.deepseek_v41.cache import LayerCaches
 from vllm_deepinfer.models.deepseek_v41.compressor import Compressor
 from vllm_deepinfer.models.deepseek_v41.config import LayerPlan, V41Config
 from vllm_deepinfer.models.deepseek_v41.indexer import Indexer, Selection
@@ -16,12 +16,10 @@ from vllm_deepinfer.models.deepseek_v41.stored_weights import (
     RmsNorm,
     parameter,
 )
+from vllm_deepinfer.ops.attention import sink_attention
 from vllm_deepinfer.ops.numerics import Activation, Numerics
-from vllm_deepinfer.ops.reference import Keys, rotate_pairs, sink_attention
 from vllm_deepinfer.ops.rope import Rope
-
-TOKENS_AT_ONCE = 128
-"""Queries whose gathered keys are in memory together."""
+from vllm_deepinfer.ops.rotation import rotate
 
 
 class Attention(nn.Module):
@@ -69,48 +67,32 @@ class Attention(nn.Module):
         activation = self.numerics.activation(x)
         query_latent = self.numerics.activation(self.q_norm(self.wq_a(activation)))
         cos, sin = step.rotation(self.rope)
-        writes = step.write_rows(self.window)
-        self.window.store(writes.rows, self.window_values(activation, cos, sin)[writes.tokens])
+        self.store_window(activation, step.write_rows(self.window).rows, cos, sin)
         if self.plan.owns_kv:
             latents = self.compressor(x, step)
             self.indexer.store_keys(latents, step)
         if self.plan.owns_index:
             rows = self.indexer(query_latent, x, step, shared)
             shared.rows = step.locate(self.compressed, rows)
-        heads = self._attend(self._query(query_latent, step), step, shared)
+        query = self.wq_b(query_latent).unflatten(-1, (-1, self.config.head_dim))
+        query = rotate(query, cos, sin, self.numerics.dtype)
+        heads = rotate(self._attend(query, step, shared), cos, sin, self.numerics.dtype, True)
         return self.wo_b(self.numerics.activation(self.wo_a(heads)))
 
-    def window_values(self, activation: Activation, cos: Tensor, sin: Tensor) -> Tensor:
-        """Keys (and values) ``[T, head_dim]`` the window cache holds for ``[T, D]`` inputs."""
+    def store_window(self, activation: Activation, rows: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Write keys (and values) of ``[T, D]`` inputs to window rows ``[T]``, unless negative."""
         kv = self.kv_norm(self.wkv(activation))
-        return self.numerics.store(rotate_pairs(kv, cos, sin, self.config.qk_rope_head_dim))
-
-    def _query(self, query_latent: Activation, step: Step) -> Tensor:
-        query = self.wq_b(query_latent).unflatten(-1, (-1, self.config.head_dim))
-        return self._rotate(query, step)
-
-    def _rotate(self, x: Tensor, step: Step) -> Tensor:
-        cos, sin = step.rotation(self.rope)
-        return self.numerics.store(rotate_pairs(x, cos, sin, self.config.qk_rope_head_dim))
+        self.window.store_rotated(rows, kv, cos, sin, self.numerics.dtype)
 
     def _attend(self, query: Tensor, step: Step, shared: Selection) -> Tensor:
-        """Attention output ``[T, H, head_dim]``, rotated back at the query position."""
-        window = step.window_rows(self.window, self.config.sliding_window)
-        chosen = shared.rows if self.plan.ratio else None
-        repeated = step.shares_windows
-        parts = []
-        for start in range(0, query.shape[0], TOKENS_AT_ONCE):
-            part = slice(start, start + TOKENS_AT_ONCE)
-            keys = [load_keys(self.window, window[part], repeated)]
-            if chosen is not None and chosen.shape[1]:
-                keys.append(load_keys(self.compressed, chosen[part], repeated))
-            scale = self.config.softmax_scale
-            parts.append(sink_attention(query[part], keys, self.attn_sink, scale))
-        out = self.numerics.store(parts[0] if len(parts) == 1 else torch.cat(parts))
-        cos, sin = step.rotation(self.rope)
-        return self.numerics.store(rotate_pairs(out, cos, -sin, self.config.qk_rope_head_dim))
-
-
-def load_keys(cache: Cache, rows: Tensor, repeated: bool) -> Keys:
-    """Keys at cache rows ``[T, K]``, negative where there is none."""
-    return Keys(cache.load(rows, repeated), rows >= 0)
+        """Attention output ``[T, H, head_dim]``, still rotated."""
+        scale, dtype = self.config.softmax_scale, self.numerics.dtype
+        window, kind = self.window.rows
+        rows = step.window_rows(self.window, self.config.sliding_window)
+        if not self.plan.ratio:
+            return sink_attention(query, self.attn_sink, scale, dtype, window, rows, kind)
+        selected, selected_kind = self.compressed.rows
+        return sink_attention(
+            query, self.attn_sink, scale, dtype, window, rows, kind, selected, shared.rows,
+            selected_kind,
+        )  # fmt: skip

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from vllm_deepinfer.models.deepseek_v41.config import LayerPlan, V41Config
+from vllm_deepinfer.ops.caches import load_rows, store_rotated
 from vllm_deepinfer.ops.numerics import Numerics
 from vllm_deepinfer.ops.records import PlainRecord, Record
-from vllm_deepinfer.ops.reference import load_rows, store_rows
 
 OPEN_GROUP_ROWS = 8
 """Rows of the open-group ring of a request; a power of two, so it divides every block size."""
@@ -58,16 +58,20 @@ class Cache:
     def rows_per_block(self) -> int:
         return self._bound().shape[1]
 
-    def load(self, rows: Tensor, repeated: bool = False) -> Tensor:
-        """Decode rows (negative: unspecified content) to float32 ``[..., width]``.
+    @property
+    def rows(self) -> tuple[Tensor, int]:
+        """The storage and the ``RecordKind`` of its rows, as operations take them."""
+        return self._bound(), self.record.kind
 
-        ``repeated`` says that most rows occur many times.
-        """
-        return load_rows(self._bound(), rows, self.record, repeated)
+    def load(self, rows: Tensor) -> Tensor:
+        """Decode rows to float32 ``[..., width]``; zeros where they are negative."""
+        return load_rows(self._bound(), rows, self.record.kind, self.record.width)
 
-    def store(self, slots: Tensor, values: Tensor) -> None:
-        """Encode ``values`` ``[n, width]`` into rows ``slots`` ``[n]``."""
-        store_rows(self._bound(), slots, values, self.record)
+    def store_rotated(
+        self, rows: Tensor, x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype
+    ) -> None:
+        """Rotate ``x`` ``[n, width]``, round it to ``dtype`` and store it in ``rows`` ``[n]``."""
+        store_rotated(self._bound(), rows, x, cos, sin, self.record.kind, dtype)
 
     def _bound(self) -> Tensor:
         if self.storage is None:

@@ -25,8 +25,8 @@ from vllm_deepinfer.models.deepseek_v41.probe import Quantity
 from vllm_deepinfer.models.deepseek_v41.step import Step, round_rows
 from vllm_deepinfer.models.deepseek_v41.stored_weights import PlainLinear, RmsNorm, parameter
 from vllm_deepinfer.ops.numerics import Numerics
-from vllm_deepinfer.ops.reference import expand_streams, mix_streams
 from vllm_deepinfer.ops.rope import Rope, rope_frequencies, yarn_frequencies
+from vllm_deepinfer.ops.streams import expand_streams, mix_streams
 
 
 def window_rope(config: V41Config) -> Rope:
@@ -98,16 +98,14 @@ class DecoderLayer(nn.Module):
         if step.probe is not None:
             step.probe.note(Quantity.STREAMS, self.plan.layer, streams)
             step.probe.note(Quantity.PRE_MIX, self.plan.layer, pre)
-        numerics = self.numerics
+        dtype = self.numerics.dtype
         attn_pre, post, comb = layer_mixes(self, "attn", streams, self.config)
-        x = self.attn_norm(mix_streams(streams, pre, numerics))
-        streams = expand_streams(self.attn(x, step, shared), streams, post, comb, numerics)
+        x = self.attn_norm(mix_streams(streams, pre, dtype))
+        streams = expand_streams(self.attn(x, step, shared), streams, post, comb, dtype)
         ffn_pre, post, comb = layer_mixes(self, "ffn", streams, self.config)
-        x = self.ffn_norm(mix_streams(streams, attn_pre, numerics))
-        streams = expand_streams(
-            self.ffn(x, step.rank_rows, step.probe), streams, post, comb, numerics
-        )
-        return streams, ffn_pre
+        x = self.ffn_norm(mix_streams(streams, attn_pre, dtype))
+        out = self.ffn(x, step.rank_rows, step.probe)
+        return expand_streams(out, streams, post, comb, dtype), ffn_pre
 
 
 class Decoder(nn.Module):
@@ -156,14 +154,15 @@ class Decoder(nn.Module):
         """
         streams = expand(self.embed(token_ids), self.config.hc_mult, self.numerics.dtype)
         pre = first_pre_mix(len(token_ids), self.config.hc_mult, token_ids.device)
+        mean = torch.full_like(pre, 1 / self.config.hc_mult)
         shared = Selection()
         for number, layer in enumerate(self.layers):
             if taps is not None and number in taps:
-                taps[number] = self.numerics.store(streams.to(torch.float32).mean(1))
+                taps[number] = mix_streams(streams, mean, self.numerics.dtype)
             streams, pre = layer(streams, pre, step, shared)
         if step.probe is not None:
             step.probe.note(Quantity.STREAMS, len(self.layers), streams)
-        return self.norm(mix_streams(streams, pre, self.numerics))
+        return self.norm(mix_streams(streams, pre, self.numerics.dtype))
 
     def forward_token_by_token(
         self, token_ids: Tensor, step: Step, taps: dict[int, Tensor] | None = None

@@ -28,8 +28,8 @@ from vllm_deepinfer.models.deepseek_v41.moe import ExpertCounts
 from vllm_deepinfer.models.deepseek_v41.step import Step
 from vllm_deepinfer.models.deepseek_v41.stored_weights import Fp8Linear, PlainLinear, RmsNorm
 from vllm_deepinfer.ops.numerics import Numerics
-from vllm_deepinfer.ops.reference import mix_streams
 from vllm_deepinfer.ops.rope import Rope
+from vllm_deepinfer.ops.streams import mix_streams
 
 
 class MarkovHead(nn.Module):
@@ -117,11 +117,9 @@ class Draft(nn.Module):
         ``slots`` holds, per stage, the cache row of each token, negative where none is written.
         """
         activation = self.numerics.activation(context)
-        cos, sin = self.rope.at(positions)
+        cos, sin = self.rope.at(positions.long())
         for stage, rows in zip(self.mtp, slots, strict=True):
-            values = stage.attn.window_values(activation, cos, sin)
-            kept = (rows >= 0).nonzero().squeeze(1)
-            stage.window.store(rows[kept], values[kept])
+            stage.attn.store_window(activation, rows, cos, sin)
 
     def forward(self, embedded: Tensor, step: Step) -> Tensor:
         """Head inputs ``[T, D]``, not yet normalised, of the blocks' embeddings ``[T, D]``."""
@@ -129,7 +127,7 @@ class Draft(nn.Module):
         pre = first_pre_mix(len(embedded), self.config.hc_mult, embedded.device)
         for stage in self.mtp:
             streams, pre = stage(streams, pre, step, Selection())
-        return mix_streams(streams, pre, self.numerics)
+        return mix_streams(streams, pre, self.numerics.dtype)
 
     def join(self, rank_rows: RankRows) -> None:
         """Take part in other ranks' drafting, with no block of one's own."""

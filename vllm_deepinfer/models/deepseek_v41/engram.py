@@ -12,8 +12,8 @@ from vllm_deepinfer.models.deepseek_v41.probe import Quantity
 from vllm_deepinfer.models.deepseek_v41.step import Step
 from vllm_deepinfer.models.deepseek_v41.stored_weights import E4M3, E8M0, Fp8Linear, parameter
 from vllm_deepinfer.ops import formats
+from vllm_deepinfer.ops.engram import add_memory, engram_rows, load_table_rows
 from vllm_deepinfer.ops.numerics import Numerics
-from vllm_deepinfer.ops.reference import mean_square
 
 
 @dataclass(frozen=True)
@@ -34,25 +34,6 @@ class EngramConstants:
     offsets: Tensor
 
 
-def engram_rows(ngram_token_ids: Tensor, constants: EngramConstants) -> Tensor:
-    """Table rows ``[T, (n - 1) * heads]`` of tokens with their predecessors ``[T, n]`` (3.3).
-
-    A token before the start of the request or outside the map blocks itself and everything older.
-    """
-    tokens = constants.token_map.shape[0]
-    dead = (ngram_token_ids < 0) | (ngram_token_ids >= tokens)
-    blocked = dead.int().cummax(1).values.bool()
-    compressed = constants.token_map[ngram_token_ids.clamp(0, tokens - 1)]
-    compressed = compressed.masked_fill(blocked, constants.pad_id) * constants.multipliers
-    hashed = compressed[:, 0]
-    rows = []
-    for offset in range(1, ngram_token_ids.shape[1]):
-        hashed = hashed ^ compressed[:, offset]
-        table = hashed.unsqueeze(1) % constants.primes[offset - 1]
-        rows.append(table + constants.offsets[offset - 1])
-    return torch.cat(rows, 1)
-
-
 class EngramTable(nn.Module):
     """e4m3 rows with one UE8M0 scale per 32 columns."""
 
@@ -61,11 +42,9 @@ class EngramTable(nn.Module):
         self.weight = parameter(rows, width, dtype=E4M3)
         self.scale = parameter(rows, width // formats.FP8_GROUP, dtype=E8M0)
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """Float32 ``[T, columns, width]`` of rows ``[T, columns]``."""
-        code = self.weight.view(torch.uint8)[rows].view(E4M3)
-        scale = self.scale.view(torch.uint8)[rows].view(E8M0)
-        return formats.dequantise_fp8_rows(code, scale)
+    def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows ``[T, columns]`` side by side, ``[T, columns * width]``."""
+        return load_table_rows(self.weight, self.scale, rows, dtype)
 
 
 class Engram(nn.Module):
@@ -86,21 +65,16 @@ class Engram(nn.Module):
                 f"engram layer {self.layer} has no hash constants; they are set from the "
                 "checkpoint's tokenizer.json after loading."
             )
-        rows = engram_rows(step.ngram_token_ids, self.constants)
+        constants = self.constants
+        rows = engram_rows(
+            step.ngram_token_ids,
+            constants.token_map,
+            constants.pad_id,
+            constants.multipliers,
+            constants.primes,
+            constants.offsets,
+        )
         if step.probe is not None:
             step.probe.note(Quantity.ENGRAM_ROWS, self.layer, rows)
-        memory = self.numerics.store(self.embed(rows).flatten(1))
-        split = [self.config.hc_mult * self.config.hidden_size, self.config.hidden_size]
-        key, value = self.wkv(self.numerics.activation(memory)).split(split, -1)
-        gate = self._gate(streams, key.unflatten(-1, (self.config.hc_mult, -1)))
-        added = gate.unsqueeze(-1) * value.to(torch.float32).unsqueeze(1)
-        return self.numerics.store(streams.to(torch.float32) + added)
-
-    def _gate(self, streams: Tensor, key: Tensor) -> Tensor:
-        """Sigmoid of the signed square root of the normalised dot product, ``[T, S]``."""
-        eps, hidden = self.config.rms_norm_eps, self.config.hidden_size
-        streams, key = streams.to(torch.float32), key.to(torch.float32)
-        norm = torch.rsqrt(mean_square(streams) + eps) * torch.rsqrt(mean_square(key) + eps)
-        weight = self.q_weight.to(torch.float32) * self.k_weight.to(torch.float32)
-        dot = (streams * weight * key).sum(-1) * norm.squeeze(-1) * hidden**-0.5
-        return torch.sigmoid(torch.copysign(dot.abs().clamp_min(1e-6).sqrt(), dot))
+        memory = self.wkv(self.numerics.activation(self.embed(rows, self.numerics.dtype)))
+        return add_memory(streams, memory, self.q_weight, self.k_weight, self.config.rms_norm_eps)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vllm_deepinfer.models.deepseek_v41.config import V41Config
 from vllm_deepinfer.models.deepseek_v41.stored_weights import parameter
-from vllm_deepinfer.ops.reference import stream_mixes
+from vllm_deepinfer.ops.streams import stream_mixes
 
 HALVES = ("attn", "ffn")
 

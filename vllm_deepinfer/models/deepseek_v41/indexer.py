@@ -10,20 +10,16 @@ from torch import Tensor, nn
 from vllm_deepinfer.models.deepseek_v41.cache import Cache
 from vllm_deepinfer.models.deepseek_v41.config import LayerPlan, V41Config
 from vllm_deepinfer.models.deepseek_v41.probe import Quantity
-from vllm_deepinfer.models.deepseek_v41.step import QueryGroup, Step
+from vllm_deepinfer.models.deepseek_v41.step import Step
 from vllm_deepinfer.models.deepseek_v41.stored_weights import Fp8Linear, PlainLinear, RmsNorm
+from vllm_deepinfer.ops.indexer import candidate_blocks, index_scores, select_rows
 from vllm_deepinfer.ops.numerics import Activation, Numerics
-from vllm_deepinfer.ops.reference import (
-    candidate_rows,
-    index_scores,
-    rotate_pairs,
-    select_highest,
-    selected_rows,
-)
+from vllm_deepinfer.ops.reference import selected_rows
 from vllm_deepinfer.ops.rope import Rope
+from vllm_deepinfer.ops.rotation import rotate
 
 MAX_SCORES = 1 << 24
-"""Scores of one head batch computed at once; longer queries are split."""
+"""Scores in memory at once; those of more tokens are computed part by part."""
 
 
 @dataclass
@@ -31,11 +27,11 @@ class Selection:
     """What layers of one forward pass share: the newest selection and candidate blocks.
 
     ``rows`` are cache rows ``[T, K]`` of the compressed rows to attend to, -1 padded;
-    ``candidates`` holds, per query group and part that was scored, a boolean ``[G * q, n]``.
+    ``candidates`` holds, per part of the tokens, a boolean ``[tokens, blocks]``.
     """
 
     rows: Tensor | None = None
-    candidates: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    candidates: dict[int, Tensor] = field(default_factory=dict)
 
 
 class Indexer(nn.Module):
@@ -59,79 +55,69 @@ class Indexer(nn.Module):
 
     def store_keys(self, latents: Tensor, step: Step) -> None:
         """Write the index keys of the rows this step completes; ``latents`` ``[n, head_dim]``."""
-        writes = step.write_rows(self.key_cache)
         keys = self.k_norm(self.numerics.store(self.wk(latents)))
-        cos, sin = step.rotation(self.rope, self.plan.ratio)
-        cos, sin = cos[writes.tokens], sin[writes.tokens]
-        rotated = rotate_pairs(keys, cos, sin, self.config.qk_rope_head_dim)
-        self.key_cache.store(writes.rows, self.numerics.store(rotated))
+        cos, sin = step.row_rotation(self.rope, self.key_cache)
+        rows = step.write_rows(self.key_cache).rows
+        self.key_cache.store_rotated(rows, keys, cos, sin, self.numerics.dtype)
 
     def forward(self, query_latent: Activation, x: Tensor, step: Step, shared: Selection) -> Tensor:
         """Logical rows ``[T, K]`` to attend to, ascending, -1 padded.
 
-        ``query_latent`` is the activation ``[T, q_lora_rank]`` that also feeds the queries.
+        ``query_latent`` is the activation ``[T, q_lora_rank]`` that also feeds the queries. A token
+        that sees no more rows than are selected takes them all, unscored.
         """
-        longest = step.max_context_tokens // self.plan.ratio
-        width = min(self.config.index_topk, longest)
-        rows = torch.full((step.num_tokens, width), -1, dtype=torch.int64, device=x.device)
-        query = weights = None
-        for number, group in enumerate(step.query_groups):
-            if group.max_tokens // self.plan.ratio <= width:
-                rows[group.tokens.flatten()] = self._all_rows(group, step, width)
-                continue
-            if query is None or weights is None:
-                query, weights = self._queries(query_latent, x, step)
-            keys = self._keys(group, step)
-            for part, tokens in enumerate(split_tokens(group, self.plan.ratio, self.heads)):
-                chosen = self._choose(query, weights, keys, tokens, step, shared, (number, part))
-                rows[tokens.flatten()] = selected_rows(chosen, width)
+        ratio, most = self.plan.ratio, self.config.index_topk
+        longest = step.max_context_tokens // ratio
+        rows = step.first_rows(ratio, min(most, longest))
+        if longest > most:
+            rows = rows.clone()
+            query, weights = self._queries(query_latent, x, step)
+            tokens = step.tokens_beyond(ratio, most)
+            for part, chosen in enumerate(tokens.split(max(MAX_SCORES // longest, 1))):
+                scores = self._scores(query[chosen], weights[chosen], chosen, step)
+                num_visible = step.visible_rows(ratio)[chosen]
+                rows[chosen] = self._choose(scores, num_visible, step, shared, part)
         return self._observed(rows, step)
 
     def _queries(self, query_latent: Activation, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         numerics = self.numerics
         query = self.wq_b(query_latent).unflatten(-1, (self.heads, self.width))
         cos, sin = step.rotation(self.rope)
-        query = rotate_pairs(query, cos, sin, self.config.qk_rope_head_dim)
         factor = self.width**-0.5 * self.heads**-0.5
         weights = numerics.rounded(numerics.rounded(self.weights_proj(x)) * factor)
-        return numerics.index_vector(numerics.store(query)), weights
+        return rotate(query, cos, sin, numerics.dtype), weights
 
-    def _all_rows(self, group: QueryGroup, step: Step, width: int) -> Tensor:
-        visible = step.visible_rows(self.plan.ratio)[group.tokens.flatten()].unsqueeze(1)
-        every = torch.arange(width, device=visible.device).expand(visible.shape[0], width)
-        return every.masked_fill(every >= visible, -1)
-
-    def _keys(self, group: QueryGroup, step: Step) -> Tensor:
-        """Index keys ``[G, n, width]`` of the longest context's rows in each request."""
-        logical = torch.arange(group.max_tokens // self.plan.ratio, device=group.tokens.device)
-        every = logical.expand(len(group.requests), len(logical))
-        return self.key_cache.load(step.locate_in_requests(self.key_cache, group.requests, every))
+    def _scores(self, query: Tensor, weights: Tensor, tokens: Tensor, step: Step) -> Tensor:
+        """Float32 ``[n, rows]`` of the tokens ``[n]``."""
+        storage, kind = self.key_cache.rows
+        return index_scores(
+            query,
+            weights,
+            storage,
+            kind,
+            step.paging[self.key_cache.name].block_table,
+            step.request_of_token[tokens],
+            step.visible_rows(self.plan.ratio)[tokens],
+            step.max_context_tokens // self.plan.ratio,
+            self.numerics.dtype == torch.bfloat16,
+        )
 
     def _choose(
-        self,
-        query: Tensor,
-        weights: Tensor,
-        keys: Tensor,
-        tokens: Tensor,
-        step: Step,
-        shared: Selection,
-        part: tuple[int, int],
+        self, scores: Tensor, num_visible: Tensor, step: Step, shared: Selection, part: int
     ) -> Tensor:
-        """Boolean ``[G * q, n]`` of the rows chosen for ``tokens`` ``[G, q]``."""
-        num_visible = step.visible_rows(self.plan.ratio)[tokens]
-        visible = torch.arange(keys.shape[1], device=tokens.device) < num_visible.unsqueeze(-1)
-        scores = index_scores(query[tokens], weights[tokens], keys, visible, self.numerics)
-        scores = scores.flatten(0, 1)
+        """Rows ``[n, index_topk]`` chosen by scores ``[n, rows]``."""
+        most, block_rows = self.config.index_topk, self.config.candidate_block_size
         if self.plan.is_candidate_source:
-            config = self.config
-            shared.candidates[part] = candidate_rows(
-                scores, num_visible.flatten(), config.candidate_block_size,
-                config.candidate_topk_blocks,
-            )  # fmt: skip
-        elif self.plan.uses_candidates:
-            scores = scores.masked_fill(~shared.candidates[part], float("-inf"))
-        choose = select_highest if step.probe is None else step.probe.choose_rows
-        return choose(scores, self.config.index_topk)
+            shared.candidates[part] = candidate_blocks(
+                scores, num_visible, block_rows, self.config.candidate_topk_blocks
+            )
+        blocks = shared.candidates[part] if self.plan.uses_candidates else None
+        if step.probe is None:
+            return select_rows(scores, most, blocks, block_rows)
+        if blocks is not None:
+            kept = blocks.repeat_interleave(block_rows, 1)[:, : scores.shape[1]]
+            scores = scores.masked_fill(~kept, float("-inf"))
+        return selected_rows(step.probe.choose_rows(scores, most), most)
 
     def _observed(self, rows: Tensor, step: Step) -> Tensor:
         if step.probe is None:
@@ -140,9 +126,3 @@ class Indexer(nn.Module):
         rows = rows if forced is None else forced
         step.probe.note(Quantity.INDEX_ROWS, self.plan.layer, rows)
         return rows
-
-
-def split_tokens(group: QueryGroup, ratio: int, heads: int) -> list[Tensor]:
-    """Split a group's tokens ``[G, q]`` along q so that one part's scores stay in memory."""
-    per_query = group.tokens.shape[0] * heads * max(group.max_tokens // ratio, 1)
-    return list(group.tokens.split(max(MAX_SCORES // per_query, 1), dim=1))

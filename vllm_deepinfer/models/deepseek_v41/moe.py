@@ -16,9 +16,10 @@ from vllm_deepinfer.models.deepseek_v41.stored_weights import (
     PlainLinear,
     parameter,
 )
+from vllm_deepinfer.ops import reference
 from vllm_deepinfer.ops.experts import fp4_experts
 from vllm_deepinfer.ops.numerics import Activation, Numerics
-from vllm_deepinfer.ops.reference import clamped_swiglu, route
+from vllm_deepinfer.ops.router import clamped_swiglu, route, sum_experts
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,11 @@ class Router(PlainLinear):
 
     def choose(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor]:
         """Expert numbers ``[T, k]`` and their weights for ``[T, D]`` tokens."""
-        config = self.config
-        return route(
-            self(x),
-            self.bias,
-            self.count,
-            config.norm_topk_prob,
-            config.routed_scaling_factor,
-            forced,
-        )
+        config, logits = self.config, self(x)
+        weighting = (config.norm_topk_prob, config.routed_scaling_factor)
+        if forced is not None:
+            return reference.route(logits, self.bias, self.count, *weighting, forced)
+        return route(logits, self.bias, self.count, *weighting)
 
 
 class Experts(nn.Module):
@@ -101,17 +98,9 @@ class SharedExpert(nn.Module):
         self.limit, self.numerics = config.swiglu_limit, numerics
 
     def forward(self, activation: Activation) -> Tensor:
-        inner = clamped_swiglu(self.w1(activation), self.w3(activation), self.limit)
-        return self.w2(self.numerics.activation(self.numerics.store(inner)))
-
-
-def sum_in_expert_order(outputs: Tensor, chosen: Tensor) -> Tensor:
-    """Float32 ``[T, D]`` sums of outputs ``[T, k, D]``, added by ascending expert number."""
-    tokens = torch.arange(len(chosen), device=chosen.device)
-    total = torch.zeros(len(chosen), outputs.shape[-1], dtype=torch.float32, device=outputs.device)
-    for slots in chosen.argsort(dim=1, stable=True).unbind(1):
-        total += outputs[tokens, slots].to(torch.float32)
-    return total
+        gate, up = self.w1(activation), self.w3(activation)
+        inner = clamped_swiglu(gate, up, self.limit, self.numerics.dtype)
+        return self.w2(self.numerics.activation(inner))
 
 
 class MixtureOfExperts(nn.Module):
@@ -142,8 +131,7 @@ class MixtureOfExperts(nn.Module):
             probe.note(Quantity.EXPERTS, self.layer, chosen)
         activation = self.numerics.activation(x)
         outputs = self.routed(activation, chosen, weights, rank_rows)
-        total = sum_in_expert_order(outputs, chosen)
-        return self.numerics.store(total + self.shared_experts(activation))
+        return sum_experts(outputs, chosen, self.shared_experts(activation), self.numerics.dtype)
 
     def join(self, rank_rows: RankRows) -> None:
         """Compute the experts held here for other ranks' tokens; this rank has none."""

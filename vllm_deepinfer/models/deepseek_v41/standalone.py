@@ -125,11 +125,11 @@ class StandaloneModel:
     def _paging(self, chunks: list[Chunk], positions: Tensor, starts: list[int]):
         per_request = self._blocks_per_request()
         first = torch.tensor([1 + chunk.request * per_request for chunk in chunks])
-        table = first.unsqueeze(1) + torch.arange(per_request)
+        table = (first.unsqueeze(1) + torch.arange(per_request)).to(torch.int32)
         request = torch.repeat_interleave(torch.tensor(starts).diff())
-        block = table[request, positions // BLOCK_TOKENS]
+        block = table[request, positions // BLOCK_TOKENS].long()
         rows = Paging(table, block * BLOCK_TOKENS + positions % BLOCK_TOKENS, BLOCK_TOKENS)
-        ring = Paging(first.unsqueeze(1), None, OPEN_GROUP_ROWS)
+        ring = Paging(table[:, :1], None, OPEN_GROUP_ROWS)
         return {
             cache.name: ring if cache.kind is CacheKind.OPEN_GROUP else rows
             for cache in self.decoder.all_caches()

@@ -36,23 +36,25 @@ class Paging:
 
 
 @dataclass(frozen=True)
-class QueryGroup:
-    """Requests that compute the same number of tokens in a step.
+class WriteRows:
+    """Cache rows ``[n]`` to write, negative where nothing is, and the tokens ``[n]`` that complete
+    them; ``None`` for every token of the step."""
 
-    ``requests`` ``[G]``, their tokens ``[G, q]`` and the longest context among them.
-    """
-
-    requests: Tensor
-    tokens: Tensor
-    max_tokens: int
+    tokens: Tensor | None
+    rows: Tensor
 
 
 @dataclass(frozen=True)
-class WriteRows:
-    """Tokens ``[n]`` whose row is complete, and the cache rows ``[n]`` they go to."""
+class Pairs:
+    """Which tokens are pooled in pairs, and what is kept for those still open; see ``pool_pairs``.
 
-    tokens: Tensor
-    rows: Tensor
+    ``closing`` and ``partner_rows`` ``[n]``, ``kept`` and ``kept_rows`` ``[m]``.
+    """
+
+    closing: Tensor
+    partner_rows: Tensor
+    kept: Tensor
+    kept_rows: Tensor
 
 
 @dataclass
@@ -89,11 +91,6 @@ class Step:
     def max_context_tokens(self) -> int:
         return max(self.context_tokens)
 
-    @property
-    def shares_windows(self) -> bool:
-        """Whether neighbouring tokens mostly read the same rows, as in a prefill."""
-        return self.num_tokens >= 4 * len(self.context_tokens)
-
     @cached_property
     def request_of_token(self) -> Tensor:
         """int64 ``[T]``."""
@@ -127,7 +124,17 @@ class Step:
         """Cosines and sines ``[T, pairs]`` at each token's position, or its group's first."""
         return self._remember(
             ("rotation", id(rope), tokens_per_row),
-            lambda: rope.at(self.positions // tokens_per_row * tokens_per_row),
+            lambda: rope.at(self.positions, tokens_per_row),
+        )
+
+    def row_rotation(self, rope: Rope, cache: Cache) -> tuple[Tensor, Tensor]:
+        """Cosines and sines ``[n, pairs]`` of the rows ``write_rows`` names."""
+        share, tokens = cache.tokens_per_row, self.write_rows(cache).tokens
+        if tokens is None:
+            return self.rotation(rope, share)
+        return self._remember(
+            ("row rotation", id(rope), share, self._table_key(cache)),
+            lambda: rope.at(self.positions[tokens], share),
         )
 
     def visible_rows(self, tokens_per_row: int) -> Tensor:
@@ -136,14 +143,26 @@ class Step:
             ("visible", tokens_per_row), lambda: (self.positions + 1) // tokens_per_row
         )
 
+    def first_rows(self, tokens_per_row: int, count: int) -> Tensor:
+        """Logical rows ``[T, count]`` from 0 on, -1 where they are not visible."""
+
+        def compute() -> Tensor:
+            rows = torch.arange(count, device=self.positions.device).expand(self.num_tokens, -1)
+            return rows.masked_fill(rows >= self.visible_rows(tokens_per_row).unsqueeze(1), -1)
+
+        return self._remember(("first rows", tokens_per_row, count), compute)
+
+    def tokens_beyond(self, tokens_per_row: int, count: int) -> Tensor:
+        """Tokens that see more than ``count`` rows."""
+        return self._remember(
+            ("tokens beyond", tokens_per_row, count),
+            lambda: (self.visible_rows(tokens_per_row) > count).nonzero().squeeze(1),
+        )
+
     def locate(self, cache: Cache, rows: Tensor) -> Tensor:
         """Cache rows of logical rows ``[T, K]`` of each token's request; negatives stay."""
         page = self.paging[cache.name]
         return _locate(page.block_table, self.request_of_token, rows, cache.rows_per_block)
-
-    def locate_in_requests(self, cache: Cache, requests: Tensor, rows: Tensor) -> Tensor:
-        """Cache rows of logical rows ``[G, K]`` of the given requests ``[G]``."""
-        return _locate(self.paging[cache.name].block_table, requests, rows, cache.rows_per_block)
 
     def window_rows(self, cache: Cache, window_tokens: int) -> Tensor:
         """Cache rows ``[T, W]`` of each token's window, oldest first; -1 before the start."""
@@ -161,19 +180,37 @@ class Step:
         return self._remember(("window", self._table_key(cache), width), compute)
 
     def write_rows(self, cache: Cache) -> WriteRows:
-        """Where this step's complete rows of ``cache`` are stored."""
+        """Where the rows of ``cache`` that this step completes are stored."""
         page = self.paging[cache.name]
         assert page.slots is not None, f"{cache.name} has no slots"
         slots, share = page.slots, cache.tokens_per_row
 
+        if share == 1:
+            return WriteRows(None, slots)
+
         def compute() -> WriteRows:
-            complete = slots >= 0
-            if share > 1:
-                complete &= (self.positions + 1) % share == 0
+            complete = (slots >= 0) & ((self.positions + 1) % share == 0)
             tokens = complete.nonzero().squeeze(1)
             return WriteRows(tokens, slots[tokens] // share)
 
         return self._remember(("write", self._table_key(cache), share), compute)
+
+    def pairs(self, ring: Cache, cache: Cache) -> Pairs:
+        """Pairs whose second token completes a row of ``cache``, and the newest tokens of each
+        request, as many as the ring holds."""
+
+        def compute() -> Pairs:
+            closing, requests = self.write_rows(cache).tokens, self.request_of_token
+            assert closing is not None, f"{cache.name} keeps every token"
+            before = (closing - 1).clamp_min(0)
+            earlier = (closing == 0) | (requests[before] != requests[closing])
+            partners = self.ring_rows(ring, self.positions - 1)[closing].clamp_min_(0)
+            rows = self.ring_rows(ring, self.positions)
+            newest = self.positions > self.newest_position - ring.rows_per_block
+            kept = (newest & (rows >= 0)).nonzero().squeeze(1)
+            return Pairs(closing, partners.masked_fill_(~earlier, -1), kept, rows[kept])
+
+        return self._remember(("pairs", self._table_key(ring), self._table_key(cache)), compute)
 
     def ring_rows(self, cache: Cache, positions: Tensor) -> Tensor:
         """Cache rows ``[T]`` of the given positions in each token's ring; -1 without a ring."""
@@ -187,25 +224,6 @@ class Step:
         """int64 ``[T]``: last position of each token's request."""
         lengths = torch.tensor(self.context_tokens, device=self.positions.device)
         return (lengths - 1)[self.request_of_token]
-
-    @cached_property
-    def query_groups(self) -> list[QueryGroup]:
-        by_length: dict[int, list[int]] = {}
-        for request in range(len(self.context_tokens)):
-            length = self.query_starts[request + 1] - self.query_starts[request]
-            if length:
-                by_length.setdefault(length, []).append(request)
-        device = self.positions.device
-        return [
-            QueryGroup(
-                requests=torch.tensor(requests, device=device),
-                tokens=torch.tensor([self.query_starts[r] for r in requests], device=device)
-                .unsqueeze(1)
-                .add(torch.arange(length, device=device)),
-                max_tokens=max(self.context_tokens[r] for r in requests),
-            )
-            for length, requests in by_length.items()
-        ]
 
     def _table_key(self, cache: Cache) -> int:
         """Caches paged by one block table share everything derived from it."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vllm_deepinfer.ops import formats
 from vllm_deepinfer.ops.linear import fp8_linear, plain_linear
+from vllm_deepinfer.ops.norm import rms_norm
 from vllm_deepinfer.ops.numerics import Activation, Numerics
-from vllm_deepinfer.ops.reference import rms_norm
 
 E4M3 = torch.float8_e4m3fn
 E8M0 = torch.float8_e8m0fnu
@@ -84,4 +84,4 @@ class RmsNorm(nn.Module):
         self.numerics = numerics
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps, self.numerics)
+        return rms_norm(x, self.weight, self.eps, self.numerics.dtype)

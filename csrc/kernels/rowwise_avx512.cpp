@@ -1,0 +1,37 @@
+// The row kernels for machines with AVX-512.
+#if defined(__x86_64__)
+
+#include "attention.h"
+#include "linear.h"
+#include "records.h"
+#include "rowwise.h"
+
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")
+#include <immintrin.h>
+#pragma GCC diagnostic ignored "-Wpsabi"  // no vector leaves this file
+
+namespace deepinfer {
+namespace avx512 {
+
+#include "rows_body.h"
+
+typedef float Lanes __attribute__((vector_size(64)));
+
+inline __attribute__((always_inline)) Lanes fused(Lanes a, Lanes b, Lanes c) {
+  return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+
+#include "lanes16.h"
+#include "rowwise_body.h"
+#include "records_body.h"
+#include "attention_body.h"
+
+}  // namespace avx512
+
+const RowVersion& avx512_rows() { return avx512::kRowVersion; }
+const RecordVersion& avx512_records() { return avx512::kRecordVersion; }
+const AttentionVersion& avx512_attention() { return avx512::kAttentionVersion; }
+
+}  // namespace deepinfer
+
+#endif

@@ -1,0 +1,32 @@
+// The row kernels for every machine.
+#include "attention.h"
+#include "linear.h"
+#include "records.h"
+#include "rowwise.h"
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // no vector leaves this file
+
+namespace deepinfer {
+namespace portable {
+
+#include "rows_body.h"
+
+typedef float Lanes __attribute__((vector_size(64)));
+
+inline __attribute__((always_inline)) Lanes fused(Lanes a, Lanes b, Lanes c) {
+  for (int i = 0; i < 16; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
+}
+
+#include "lanes16.h"
+#include "rowwise_body.h"
+#include "records_body.h"
+#include "attention_body.h"
+
+}  // namespace portable
+
+const RowVersion& portable_rows() { return portable::kRowVersion; }
+const RecordVersion& portable_records() { return portable::kRecordVersion; }
+const AttentionVersion& portable_attention() { return portable::kAttentionVersion; }
+
+}  // namespace deepinfer

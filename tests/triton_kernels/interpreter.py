@@ -22,6 +22,7 @@ def _start() -> None:
 
     torch.set_num_threads(1)
     _convert_as_hardware_does()
+    _emulate_libdevice()
 
 
 def _convert_as_hardware_does() -> None:
@@ -92,17 +93,37 @@ def _convert_as_hardware_does() -> None:
     InterpreterBuilder.create_dot_scaled = dot_scaled
 
 
+def _emulate_libdevice() -> None:
+    """Compute the functions of CUDA's libdevice that the router uses with torch."""
+    import torch
+    import triton.language as tl
+    from triton.language.extra import libdevice
+    from triton.runtime.interpreter import TensorHandle
+
+    def emulated(function):
+        def compute(value):
+            data = function(torch.from_numpy(value.handle.data.copy())).numpy()
+            return tl.core.tensor(TensorHandle(data, value.handle.dtype), value.type)
+
+        return compute
+
+    libdevice.exp, libdevice.log1p = emulated(torch.exp), emulated(torch.log1p)
+
+
 def _call(
     operation: str, target: str, batch_invariant: bool, arguments: tuple, keywords: dict
 ) -> Any:
+    from runner.interpreter_oracle import copy_argument
+
     from vllm_deepinfer.ops.triton import launcher
     from vllm_deepinfer.ops.triton.pretend_driver import pretend_target
     from vllm_deepinfer.ops.triton.tiles import set_batch_invariant
 
     set_batch_invariant(batch_invariant)
+    # Tensors travel in shared memory: what a kernel writes must not change the caller's.
+    arguments = tuple(map(copy_argument, arguments))
     with pretend_target(target):
         result = launcher(operation)(*arguments, **keywords)
-    # In-place operations: the caller's tensors are copies here, so they go back with the result.
     return result, arguments
 
 

@@ -72,3 +72,22 @@ def e2m1_values(code):
     code = code.to(tl.int16)
     bits = ((code & 8) << 12) | ((code & 7) << 9)
     return bits.to(tl.float16, bitcast=True).to(tl.float32) * 16384.0
+
+
+@triton.jit
+def to_e2m1(values):
+    """e2m1 codes 0..15, int32, of float32: midpoints go to the even code, beyond 6 saturates."""
+    bits = values.to(tl.int32, bitcast=True)
+    size = tl.abs(values)
+    code = (size > 0.25).to(tl.int32) + (size >= 0.75).to(tl.int32) + (size > 1.25).to(tl.int32)
+    code += (size >= 1.75).to(tl.int32) + (size > 2.5).to(tl.int32)
+    code += (size >= 3.5).to(tl.int32) + (size > 5.0).to(tl.int32)
+    return code | ((bits >> 28) & 8)
+
+
+@triton.jit
+def fp4_fine_scale(magnitude):
+    """e4m3 scale ``clamp(amax / 6, 2**-9, 448)``; NaN where a group holds NaN."""
+    amax = magnitude.to(tl.float32, bitcast=True)
+    scale = tl.minimum(tl.maximum(tl.div_rn(amax, 6.0), 0.001953125), 448.0)
+    return tl.where(amax == amax, scale, amax).to(tl.float8e4nv)

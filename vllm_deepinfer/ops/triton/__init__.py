@@ -14,8 +14,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-OPERATIONS = ("fp4_experts", "fp8_linear", "plain_linear", "quantise_fp8")
-"""Operations with a kernel here."""
+OPERATIONS = (
+    "add_memory",
+    "candidate_blocks",
+    "clamped_swiglu",
+    "engram_rows",
+    "expand_streams",
+    "fp4_experts",
+    "fp8_linear",
+    "index_scores",
+    "load_rows",
+    "load_table_rows",
+    "mix_streams",
+    "plain_linear",
+    "pool_pairs",
+    "quantise_fp8",
+    "rms_norm",
+    "rotate",
+    "route",
+    "select_rows",
+    "sink_attention",
+    "store_rotated",
+    "stream_mixes",
+    "sum_experts",
+)
+"""Operations with a kernel here. ``rope_angles``, a table's worth of cosines, is left to torch."""
 
 
 def launcher(operation: str) -> Callable:

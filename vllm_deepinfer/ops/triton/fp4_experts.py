@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_deepinfer.ops import experts
+from vllm_deepinfer.ops.triton.clamped_swiglu import clamped_silu_product
 from vllm_deepinfer.ops.triton.matmul import multiply_plain, multiply_scaled
 from vllm_deepinfer.ops.triton.number_formats import quantise_fp8_groups
 from vllm_deepinfer.ops.triton.tiles import expert_tiles, plain_tiles
@@ -105,10 +106,8 @@ def fp4_experts_inner_kernel(
             scaled, tile_rows, tile_tokens, tile_columns,
         )  # fmt: skip
         gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
         routed = tl.load(weights + slot, mask=held_slots, other=0.0)
-        product = tl.div_rn(gate, 1.0 + tl.exp(-gate)) * up * routed[None, :]
+        product = clamped_silu_product(gate, up, limit) * routed[None, :]
         values = tl.trans(product.to(dtype))
         position = slot[:, None] * inter + in_expert[None, :]
         held = held_slots[:, None] & held_rows[None, :]

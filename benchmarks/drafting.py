@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from child import run_probe
 from machine import describe_machine
-from serving import best, environment, show
+from serving import best, show
 
 FORMAT_VERSION = 1
 NUM_DRAFTS = 5
@@ -30,7 +29,6 @@ MAX_MODEL_TOKENS = 1024
 MAX_STEP_TOKENS = 2048
 KV_CACHE_BYTES = 256 << 20
 _PROBE = Path(__file__).with_name("drafting_probe.py")
-_LOG_LINES = 30
 _ROW = "{:<28} {:>6} {:>11} {:>12} {:>12} {:>13} {:>9}"
 
 
@@ -140,25 +138,9 @@ def engine_settings(args: argparse.Namespace, model: Path) -> dict[str, Any]:
 
 
 def measure(settings: dict[str, dict[str, Any]], folder: Path, threads: int) -> dict[str, Any]:
-    """Run the probe.
-
-    Raises:
-        SystemExit: its process failed; quotes the end of its log.
-    """
-    source, destination, log = (folder / f"probe.{suffix}" for suffix in ("in", "out", "log"))
-    source.write_text(json.dumps(settings), encoding="utf-8")
+    """Run the probe and sum up what it found."""
     show(f"measuring {', '.join(settings)}")
-    with log.open("wb") as output:
-        code = subprocess.run(
-            [sys.executable, str(_PROBE), str(source), str(destination)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment(True, threads),
-        ).returncode
-    if code != 0 or not destination.is_file():
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
-        sys.exit("\n".join([*lines, f"the engines' process ended with {code}"]))
-    found = json.loads(destination.read_text(encoding="utf-8"))
+    found = run_probe(_PROBE, settings, folder, threads)
     for engine in found.values():
         engine["measures"] = [summary(entry) for entry in engine["measures"]]
     return found

@@ -1,10 +1,11 @@
-"""What scheduling costs: microseconds of a verification plan, beside vLLM's own.
+"""What scheduling costs: microseconds of a verification plan, and of all that is added to a step.
 
     python benchmarks/scheduler.py [--json] [--out FILE]
 
-The planner runs once a step, on the CPU, before the step can start. Every number is the median of
-many calls; the median of several such runs counts, and all runs are in the JSON. Nothing is
-asserted.
+The planner runs once a step, on the CPU, before the step can start; vLLM's choice of a budget is
+timed beside it. The scheduler mixin is timed in an engine with a stand-in model, beside vLLM's own
+scheduler on the same requests. Every number is the median of many calls; the median of several such
+runs counts, and all runs are in the JSON. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from machine import describe_machine, load_average
+from mixin import CASES, MOST_STEPS, cell, measure_mixin, mixin_table
+from mixin_probe import MEANING as MIXIN_MEANING
 from serving import show
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _ROW = "{:<18}" + " {:>20}" * 5
 
 
@@ -33,13 +36,27 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--drafts", type=int, default=5, help="drafts of a sequence; default: 5")
     parser.add_argument("--calls", type=int, default=2000, help="calls per run; default: 2000")
     parser.add_argument("--repeats", type=int, default=5, help="runs per measure; default: 5")
+    parser.add_argument(
+        "--cases",
+        nargs="*",
+        default=list(CASES),
+        choices=list(CASES),
+        metavar="CASE",
+        help=f"of the mixin; none without a name; default: {' '.join(CASES)}",
+    )
+    parser.add_argument("--requests", type=int, default=256, help="of the mixin; default: 256")
+    parser.add_argument(
+        "--steps", type=int, default=35, help="timed per kind and run of the mixin; default: 35"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the confidences; default: 0")
     args = parser.parse_args(argv)
-    for name in ("drafts", "calls", "repeats"):
+    for name in ("drafts", "calls", "repeats", "requests", "steps"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} is {getattr(args, name)}; it must be >= 1")
     if min(args.sequences) < 1:
         parser.error(f"--sequences {args.sequences}: each must be >= 1")
+    if args.steps > MOST_STEPS:
+        parser.error(f"--steps is {args.steps}; a request lasts for {MOST_STEPS} at most")
     return args
 
 
@@ -62,6 +79,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
             name: value for name, value in vars(args).items() if name not in ("json", "out")
         },
         "planner": {"meaning": MEANING, "measures": planner},
+        "mixin": {"meaning": MIXIN_MEANING, "measures": measure_mixin(args)},
     }
 
 
@@ -77,15 +95,13 @@ def result_table(result: dict[str, Any]) -> str:
         _ROW.format("sequences x drafts", *names),
     ]
     for entry in planner["measures"]:
-        cells = [_cell(entry["microseconds"][name]) for name in names]
+        cells = [cell(entry["microseconds"][name]) for name in names]
         lines.append(_ROW.format(f"{entry['sequences']} x {entry['drafts']}", *cells))
     meanings = [f"{name}: {text}" for name, text in planner["meaning"].items()]
-    return "\n".join([*lines, "", *meanings])
-
-
-def _cell(value: dict[str, Any]) -> str:
-    low, high = min(value["runs"]), max(value["runs"])
-    return f"{value['median']:.1f} ({low:.1f}-{high:.1f})"
+    lines += ["", *meanings]
+    if measures := result["mixin"]["measures"]:
+        lines += ["", *mixin_table(measures, result["settings"]["requests"])]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,16 @@
 
 Claim: one `vllm serve --data-parallel-size 2 --enable-expert-parallel` with drafting, in
 batch-invariant mode, gives the tokens of an engine without any of it: for requests alone while the
-other rank idles, for a mixed load on both, and for those that others leave midway. Both ranks serve
-and count. When a rank's worker is killed, clients get errors and the server ends. If this breaks, a
-rank takes part in too few or too many collectives, or tokens reach the wrong expert.
+other rank idles, for a mixed load on both, and for those that others leave midway; so does one whose
+ranks vote on prefill or decode and verify as many drafts as pay. Both ranks serve and count. When a
+rank's worker is killed, clients get errors and the server ends. If this breaks, a rank takes part in
+too few or too many collectives, tokens reach the wrong expert, or ranks run steps of unlike kinds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -61,14 +63,36 @@ def start(folder, log, *arguments):
     return running
 
 
+def start_with(folder, log, **options):
+    drafting = f'{{"method":"dspark","num_speculative_tokens":{NUM_DRAFTS}}}'
+    deepinfer = json.dumps({"deepinfer": {"batch_invariant": True, **options}})
+    return start(
+        folder,
+        log,
+        "--enable-expert-parallel",
+        *("--speculative-config", drafting, "--additional-config", deepinfer),
+    )
+
+
 @pytest.fixture(scope="module")
 def server(tiny_folder, tmp_path_factory):
-    running = start(
+    running = start_with(tiny_folder, tmp_path_factory.mktemp("ranks") / "server.log")
+    yield running
+    running.stop()
+    assert running.processes() == []
+
+
+@pytest.fixture
+def voting_server(tiny_folder, tmp_path):
+    """Ranks that vote by short intervals, and write down every step."""
+    running = start_with(
         tiny_folder,
-        tmp_path_factory.mktemp("ranks") / "server.log",
-        "--enable-expert-parallel",
-        *("--speculative-config", f'{{"method":"dspark","num_speculative_tokens":{NUM_DRAFTS}}}'),
-        *("--additional-config", '{"deepinfer": {"batch_invariant": true}}'),
+        tmp_path / "server.log",
+        prefill_vote="cadence",
+        prefill_all_interval=7,
+        prefill_any_interval=10,
+        verification="adaptive",
+        step_trace=str(tmp_path / "steps"),
     )
     yield running
     running.stop()
@@ -123,19 +147,45 @@ def test_a_request_alone(server, expected):
     asyncio.run(run())
 
 
-def test_a_mixed_load(server, expected):
-    async def at(client, delay_s, request):
+async def answers_to_a_mixed_load(server):
+    """Tokens of all requests, which come one after another while others leave midway."""
+    client = client_of(server)
+
+    async def at(delay_s, request):
         await asyncio.sleep(delay_s)
         return await tokens_of(client, request)
 
-    async def run():
-        client = client_of(server)
-        leaving = [leave_midway(client, [9 + n, 10]) for n in range(4)]
-        coming = [at(client, 0.1 * n, request) for n, request in enumerate(REQUESTS)]
-        found, _ = await asyncio.gather(asyncio.gather(*coming), asyncio.gather(*leaving))
-        assert found == expected
+    leaving = [leave_midway(client, [9 + n, 10]) for n in range(4)]
+    coming = [at(0.1 * n, request) for n, request in enumerate(REQUESTS)]
+    found, _ = await asyncio.gather(asyncio.gather(*coming), asyncio.gather(*leaving))
+    return found
 
-    asyncio.run(run())
+
+def test_a_mixed_load(server, expected):
+    assert asyncio.run(answers_to_a_mixed_load(server)) == expected
+
+
+def test_ranks_that_vote_take_every_step_alike(voting_server, expected, tmp_path):
+    """Twice, so that a wave ends and another begins."""
+    for _ in range(2):
+        assert asyncio.run(answers_to_a_mixed_load(voting_server)) == expected
+        Metrics(voting_server.url).wait_until_idle()
+    steps = [json_lines(tmp_path / name) for name in ("steps", "steps.1")]
+    first, second = ({step["round"]: step["voted"] for step in found} for found in steps)
+    together = first.keys() & second.keys()
+    assert len(together) > 10
+    assert {first[number] for number in together} == {"prefill", "decode"}
+    assert all(first[number] == second[number] for number in together)
+    for step in steps[0] + steps[1]:
+        # In a decode step, only a prompt whose prefix is cached up to its last token.
+        is_prompt = step["prompt_tokens"] > NUM_DRAFTS + 1
+        assert step["voted"] == "prefill" or not is_prompt, step
+    drafts = {step["drafts"] / step["sequences"] for step in steps[0] if step["voted"] == "decode"}
+    assert len(drafts) > 2
+
+
+def json_lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_both_ranks_served_and_counted(server, expected):

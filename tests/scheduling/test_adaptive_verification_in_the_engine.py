@@ -119,6 +119,7 @@ def test_costs_are_profiled_learned_and_kept_for_the_next_start(stand_ins, tmp_p
     file = tmp_path / "costs.json"
     options = {"verification": "adaptive", "step_cost_file": str(file)}
     llm = stand_ins(5, additional_config={"deepinfer": options})
+    behave(llm, acceptance=(0.0,) * 5)
     generate(llm, PROMPTS, sampling(60))
     verification = scheduler(llm).parts.verification
     sizes = [tokens for tokens, _ in verification.cost.curve]

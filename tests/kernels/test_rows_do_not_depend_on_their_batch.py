@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernels import model_cases
 from kernels.conftest import ISAS, kernels
 from kernels.quantised_operands import activations, expert_arguments, fp8_weight, same_bits
 
@@ -69,6 +70,23 @@ CASES = {
     "experts_plain": (experts, "bfloat16"),
     "quantiser": (codes, "bfloat16"),
 }
+
+
+def of_the_model(case):
+    """A row's bytes, of all results."""
+
+    def make(kind):
+        run = case.make(MOST)
+        return lambda part: torch.cat([row_bytes(result) for result in run(False, part)], 1)
+
+    return make
+
+
+def row_bytes(result):
+    return result.contiguous().view(len(result), -1).view(torch.uint8)
+
+
+CASES |= {name: (of_the_model(case), "") for name, case in model_cases.CASES.items()}
 
 
 @pytest.fixture(params=CASES.values(), ids=CASES)

@@ -2,6 +2,7 @@
 # make demo      a tiny checkpoint, a server, one chat; leaves no process behind
 # make test      every test
 # make fuzz      ten minutes of random input to the C++ kernels under the address sanitizer
+# make compile-kernels   the Triton kernels for GPUs that are not here; writes docs/kernels-compiled.md
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3.10 python3 2>/dev/null))
 VENV ?= .venv
@@ -13,7 +14,7 @@ STAND_INS := torchvision torchaudio torchcodec triton vllm
 TRITON := triton==3.9.0
 UPSTREAM := .cache/vllm-0.33.0-src
 
-.PHONY: install demo test fuzz lint upstream-source clean
+.PHONY: install demo test fuzz compile-kernels lint upstream-source clean
 
 install: $(STAMPS)/install
 
@@ -50,6 +51,9 @@ fuzz: $(STAMPS)/test
 		OMP_NUM_THREADS=1 $(BIN)/python tests/kernels/fuzz.py --seconds $(FUZZ_SECONDS) \
 		--extension $(ASAN)/vllm_deepinfer/_kernels$$($(BIN)/python -c \
 		"import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))")
+
+compile-kernels: $(STAMPS)/test
+	OMP_NUM_THREADS=1 $(BIN)/python docs/make_kernels_compiled.py
 
 lint: $(STAMPS)/test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

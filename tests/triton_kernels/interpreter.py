@@ -117,12 +117,11 @@ def _call(
 
     from vllm_deepinfer.ops.triton import launcher
     from vllm_deepinfer.ops.triton.pretend_driver import pretend_target
-    from vllm_deepinfer.ops.triton.tiles import set_batch_invariant
+    from vllm_deepinfer.ops.triton.tiles import batch_invariant as invariant_tiles
 
-    set_batch_invariant(batch_invariant)
     # Tensors travel in shared memory: what a kernel writes must not change the caller's.
     arguments = tuple(map(copy_argument, arguments))
-    with pretend_target(target):
+    with pretend_target(target), invariant_tiles(batch_invariant):
         result = launcher(operation)(*arguments, **keywords)
     return result, arguments
 

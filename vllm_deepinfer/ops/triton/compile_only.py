@@ -67,6 +67,9 @@ def compile_launches(target: str, launch: Callable[[], Any]) -> list[CompiledKer
 
 def _describe(name: str, target: str, compiled: Any) -> CompiledKernel:
     ptx = compiled.asm["ptx"]
+    # Seen with tiles that ask for more tensor memory than there is: code that does nothing.
+    if "st.global" not in ptx:
+        raise RuntimeError(f"{name} was compiled for {target} to code that stores nothing")
     usage = _assembler_usage(compiled, target)
     spills = _SPILL_BYTES.search(usage)
     registers = _REGISTERS.search(usage)

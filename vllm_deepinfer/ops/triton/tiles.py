@@ -3,14 +3,16 @@
 A static table: tuning needs the hardware. The sizes follow from what the instructions take (128
 weight rows, columns in whole scale groups) and from how many programs a GPU needs to be busy.
 
-No kernel splits the columns of a sum among programs, so a result never depends on how many rows
-come with it through the order of atomic additions. It could still depend on the tile, should the
+No kernel adds parts of a sum as they happen to be ready (split-K), so a result never depends on how
+many rows come with it through the order of additions. It could still depend on the tile, should the
 tensor cores round a wide tile's partial sums in another way than a narrow one's. In batch-invariant
 mode the number of tokens therefore has no part in the choice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import triton
@@ -48,6 +50,17 @@ def set_batch_invariant(enabled: bool) -> None:
     """Whether tiles must not depend on the number of tokens, from the next launch on."""
     global _batch_invariant
     _batch_invariant = enabled
+
+
+@contextmanager
+def batch_invariant(enabled: bool) -> Iterator[None]:
+    """``set_batch_invariant`` for a while."""
+    before = _batch_invariant
+    set_batch_invariant(enabled)
+    try:
+        yield
+    finally:
+        set_batch_invariant(before)
 
 
 def scaled_tiles(num_tokens: int, num_rows: int) -> Tiles:

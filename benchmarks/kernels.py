@@ -4,7 +4,7 @@
 
 Each figure is the best of several calls: on a machine that others use, too, the best is what the
 kernel can do. The bound is a loop that only reads memory, measured in the same run between cases.
-Cases are in `kernel_cases.py`. It asserts nothing.
+Cases are in `kernel_cases.py` and `model_kernel_cases.py`. It asserts nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernel_cases import OPERATIONS, Case, Run
+from kernel_cases import OPERATIONS as LINEAR_OPERATIONS
+from kernel_cases import Case, Run
 from machine import describe_machine, load_average
+from model_kernel_cases import OPERATIONS as MODEL_OPERATIONS
 
 from vllm_deepinfer.ops.library import cpu_kernels
 
+OPERATIONS = [*LINEAR_OPERATIONS, *MODEL_OPERATIONS]
 CALLS, SECONDS = 60, 0.4  # a measurement ends at either, after two calls at least
 REGION_BYTES, REGIONS = 1 << 26, 6
 _ROW = "{:<26} {:<20} {:>5} {:>10} {:>8} {:>7} {:>8} {:>9} {:>8}"

@@ -2,10 +2,11 @@
 
 Claim: one `vllm serve --data-parallel-size 2 --enable-expert-parallel` with drafting, in
 batch-invariant mode, gives the tokens of an engine without any of it: for requests alone while the
-other rank idles, for a mixed load on both, and for those that others leave midway; so does one whose
-ranks vote on prefill or decode and verify as many drafts as pay. Both ranks serve and count. When a
-rank's worker is killed, clients get errors and the server ends. If this breaks, a rank takes part in
-too few or too many collectives, tokens reach the wrong expert, or ranks run steps of unlike kinds.
+other rank idles, for a mixed load on both, and for those that others leave midway. So does one
+whose ranks vote on prefill or decode and verify as many drafts as pay. Both ranks serve and count.
+When a rank's worker is killed, clients get errors and the server ends. If this breaks, a rank takes
+part in too few or too many collectives, tokens reach the wrong expert, or ranks run steps of unlike
+kinds.
 """
 
 from __future__ import annotations

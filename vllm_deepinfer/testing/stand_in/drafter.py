@@ -114,7 +114,7 @@ class StandInDrafter(nn.Module):
         whole &= rows[:, POSITION] == positions[kept].numpy()
         self.num_faults += int((~whole).sum())
         rows[~whole] = 0
-        self.journal.cache.store(slots[0][kept], torch.from_numpy(rows).float())
+        self.journal.store(slots[0][kept], torch.from_numpy(rows).float())
 
     # -- the block ----------------------------------------------------------------------------
 

@@ -46,8 +46,7 @@ class Journal:
             index = starts[live] + offset
             checksum[live] = extended(checksum[live], tokens[index], positions[index])
             rows[index, CHECKSUM] = checksum[live]
-        written = step.write_rows(self.cache)
-        self.cache.store(written.rows, torch.from_numpy(rows[written.tokens.numpy()]).float())
+        self.store(step.write_rows(self.cache).rows, torch.from_numpy(rows).float())
         return rows
 
     def windows(self, step: Step, requests: Tensor, newest: Tensor) -> np.ndarray:
@@ -60,7 +59,7 @@ class Journal:
 
     def is_dry_run(self, step: Step) -> bool:
         """Whether the step stores nothing: vLLM's warm-ups compute on blocks nobody owns."""
-        return not len(step.write_rows(self.cache).rows)
+        return not (step.write_rows(self.cache).rows >= 0).any()
 
     def are_whole(self, windows: np.ndarray, newest: np.ndarray) -> np.ndarray:
         """Whether each of ``windows`` holds one unbroken prefix up to its newest position."""
@@ -73,10 +72,23 @@ class Journal:
         linked[:, 0] |= expected[:, 0] != 0  # what it continues has left the window
         return ((position == expected) & linked | ~exists).all(1)
 
+    def store(self, rows: Tensor, values: Tensor) -> None:
+        """Put ``values`` ``[n, 3]`` into cache rows ``[n]``; negative rows are skipped."""
+        kept = rows >= 0
+        block, row = self._place(rows[kept])
+        self.cache.storage[block, row] = values[kept].contiguous().view(torch.uint8)
+
     def _load(self, step: Step, requests: Tensor, positions: Tensor) -> np.ndarray:
-        rows = step.locate_in_requests(self.cache, requests, positions)
-        values = self.cache.load(rows).nan_to_num(-1).masked_fill((positions < 0)[..., None], 0)
+        blocks, row = self._place(positions)
+        block = step.paging[self.cache.name].block_table[requests.unsqueeze(1), blocks].long()
+        values = self.cache.storage[block, row].view(torch.float32).nan_to_num(-1)
+        values.masked_fill_((positions < 0)[..., None], 0)
         return values.clamp(-1, 2**24).numpy().astype(np.int64)
+
+    def _place(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Block and row within it; the first of all for negative rows."""
+        rows = rows.clamp_min(0)
+        return rows // self.cache.rows_per_block, rows % self.cache.rows_per_block
 
 
 def to_hidden(rows: np.ndarray, width: int, dtype: torch.dtype) -> Tensor:

@@ -8,14 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from vllm_deepinfer.log import get_logger
 from vllm_deepinfer.metrics.catalogue import PLANNER_SECONDS, PLANS, counter
 from vllm_deepinfer.metrics.shared_counters import SharedCounters
 from vllm_deepinfer.scheduler import request_loops
+from vllm_deepinfer.scheduler.announce import describe_cost
 from vllm_deepinfer.scheduler.drafting import DraftLedger
 from vllm_deepinfer.scheduler.readiness import RunningRequests
 from vllm_deepinfer.scheduler.recalibration import Recalibration
 from vllm_deepinfer.scheduler.step_cost import CostSettings, StepCost, StepTimes
 from vllm_deepinfer.scheduler.verification import ALL, PlannerSettings, VerificationPlanner
+
+logger = get_logger(__name__)
 
 _FIRST_REQUESTS = 64
 
@@ -64,6 +68,7 @@ class AdaptiveVerification:
         """Start from a profile of this run, unless an earlier run's costs are known."""
         if profile and self.cost is None:
             self._use(StepCost(profile, self._cost_settings))
+            logger.info("Step costs: %s.", describe_cost(self.cost))
 
     def observe(self, times: StepTimes) -> None:
         """Learn from a step of decodes."""

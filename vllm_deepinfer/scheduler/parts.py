@@ -12,6 +12,7 @@ from vllm_deepinfer.metrics.catalogue import families
 from vllm_deepinfer.metrics.shared_counters import SharedCounters, counter_file
 from vllm_deepinfer.scheduler import cost_store
 from vllm_deepinfer.scheduler.adaptive import AdaptiveVerification
+from vllm_deepinfer.scheduler.announce import describe_verification, describe_vote
 from vllm_deepinfer.scheduler.cost_key import cost_key
 from vllm_deepinfer.scheduler.draft_table import DraftTable
 from vllm_deepinfer.scheduler.drafting import DraftLedger
@@ -105,7 +106,17 @@ def make_parts(vllm_config: VllmConfig, is_async: bool) -> Parts:
             from vllm_deepinfer.patch import dp_vote
 
             dp_vote.install()
+    logger.info("%s", " ".join(_sentences(parts, options, parallel.data_parallel_size)))
     return parts
+
+
+def _sentences(parts: Parts, options: DeepInferConfig, num_ranks: int) -> list[str]:
+    said = [describe_vote(options, num_ranks)]
+    if parts.ledger is not None:
+        cost = None if parts.verification is None else parts.verification.cost
+        num_drafts = parts.ledger.table.num_drafts
+        said.append(describe_verification(options, num_drafts, cost))
+    return said
 
 
 def _of_rank(path: str, rank: int) -> Path:

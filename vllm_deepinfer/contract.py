@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
 from vllm_deepinfer.contract_distributed import DISTRIBUTED
-from vllm_deepinfer.contract_model import DRAFTING, MODEL
+from vllm_deepinfer.contract_model import DRAFTING, MODEL, VENDOR_KERNELS
 from vllm_deepinfer.contract_scheduler import SCHEDULER, STEP_TIMES
 
 _PLATFORM = "vllm.platforms.cpu"
@@ -172,6 +172,7 @@ CONTRACT: tuple[Symbol, ...] = (
     *VOTE,
     *MODEL,
     *DRAFTING,
+    *VENDOR_KERNELS,
     *DISTRIBUTED,
     *SCHEDULER,
     *STEP_TIMES,

@@ -244,3 +244,19 @@ DRAFTING: tuple[Symbol, ...] = (
     has_fields("vllm.config.parallel", "ParallelConfig", "data_parallel_index"),
     uses("vllm.v1.metrics.loggers", "StatLoggerBase"),
 )
+
+# What the Triton kernels of a CUDA platform are exchanged for where it is there (ops/triton).
+VENDOR_KERNELS: tuple[Symbol, ...] = (
+    calls("vllm.utils.deep_gemm", "is_deep_gemm_supported"),
+    uses("vllm.utils.deep_gemm", "fp8_einsum"),
+    calls(
+        "vllm.model_executor.layers.quantization.utils.fp8_utils",
+        "deepgemm_post_process_fp8_weight_block",
+        "wq",
+        "ws",
+        "quant_block_shape",
+        "use_e8m0",
+        "is_bmm",
+        "bmm_batch_size",
+    ),
+)

@@ -2,7 +2,8 @@
 
 One operation a module, named as the operation; a module holds its kernel and the function that
 launches it, which takes and returns what the operation does. Importing this package imports no
-Triton, and ``register`` is called only where one of this package's CUDA platforms is active.
+Triton. ``register`` is for the workers of a CUDA platform of this package, of which this release
+has none yet: it runs on the device, so it must not be called in a process that forks workers.
 
 Evidence: the tests compare every kernel with the operation's reference in Triton's interpreter;
 docs/kernels-compiled.md records what each compiles to for sm_90a and
@@ -49,11 +50,29 @@ def launcher(operation: str) -> Callable:
 def register(batch_invariant: bool = False) -> None:
     """Make these kernels the operations' implementation for CUDA tensors. Call it once.
 
-    With ``batch_invariant``, how rows are computed does not depend on how many there are.
+    Where ``vendor`` names a better one that is installed and right, that. With ``batch_invariant``,
+    these alone, and how rows are computed does not depend on how many there are.
     """
     from vllm_deepinfer.ops.library import implement
     from vllm_deepinfer.ops.triton.tiles import set_batch_invariant
 
     set_batch_invariant(batch_invariant)
-    for operation in OPERATIONS:
-        implement(operation, "CUDA", launcher(operation))
+    implementations = {operation: launcher(operation) for operation in OPERATIONS}
+    if not batch_invariant:
+        implementations.update(_from_vendors(implementations))
+    for operation, implementation in implementations.items():
+        implement(operation, "CUDA", implementation)
+
+
+def _from_vendors(ours: dict[str, Callable]) -> dict[str, Callable]:
+    import torch
+
+    from vllm_deepinfer.ops.triton.pretend_driver import architecture
+    from vllm_deepinfer.ops.triton.vendor import VENDORS, choose
+
+    device = torch.device("cuda")
+    return {
+        vendor.operation: choose(vendor, ours[vendor.operation], device)
+        for vendor in VENDORS
+        if architecture() in vendor.architectures
+    }

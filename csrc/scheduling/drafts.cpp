@@ -1,5 +1,6 @@
 // After a step ran: which drafts it verified, what the drafter had said of them and says next.
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "objects.hpp"
@@ -69,6 +70,27 @@ void check_survivors(std::int64_t offered, std::int64_t accepted, Py_ssize_t num
                               "are offered than " +
                               std::to_string(num_drafts));
 }
+
+// What a recalibration makes of what drafters say; without one, that itself.
+class Correction {
+ public:
+  Correction(PyObject* corrected, const Array<float>& said) {
+    if (corrected == Py_None) return;
+    corrected_.emplace(corrected, 2, "corrected");
+    check_length("corrected", corrected_->rows(), said.columns());
+    for (Py_ssize_t i = 0; i < said.rows() * said.columns(); ++i)
+      if (!(said.data()[i] >= 0.0f && said.data()[i] <= 1.0f))
+        throw std::invalid_argument("a probability to correct is not from 0 to 1");
+  }
+  float of(Py_ssize_t position, float probability) const {
+    if (!corrected_) return probability;
+    const float level = probability * static_cast<float>(corrected_->columns() - 1);
+    return corrected_->row(position)[static_cast<Py_ssize_t>(level)];
+  }
+
+ private:
+  std::optional<Array<float>> corrected_;
+};
 
 // The row of a request that has one, or the next free one.
 std::int64_t row_for(PyObject* rows, PyObject* free_rows, PyObject* request_id,
@@ -164,17 +186,18 @@ PyObject* settle(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyObject* receive(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded([&]() -> PyObject* {
-    check_count("receive", count, 12);
+    check_count("receive", count, 13);
     PyObject* request_ids = checked_list(args[0], "request_ids");
     PyObject* is_kept = checked_list(args[1], "is_kept");
     const Array<float> logits(args[2], 2, "logits"), said(args[3], 2, "probabilities");
-    PyObject* rows = checked_dict(args[4], "rows");
-    PyObject* free_rows = checked_list(args[5], "free rows");
-    const Written<float> newest(args[6], 2, "newest"), previous(args[7], 2, "previous"),
-        table_logits(args[8], 2, "logits of the table"),
-        probabilities(args[9], 2, "probabilities of the table");
-    const Written<std::int64_t> num_rounds(args[10], 1, "num_rounds");
-    const Written<bool> is_open(args[11], 1, "is_open");
+    const Correction correction(args[4], said);
+    PyObject* rows = checked_dict(args[5], "rows");
+    PyObject* free_rows = checked_list(args[6], "free rows");
+    const Written<float> newest(args[7], 2, "newest"), previous(args[8], 2, "previous"),
+        table_logits(args[9], 2, "logits of the table"),
+        probabilities(args[10], 2, "probabilities of the table");
+    const Written<std::int64_t> num_rounds(args[11], 1, "num_rounds");
+    const Written<bool> is_open(args[12], 1, "is_open");
     const Py_ssize_t n = PyList_GET_SIZE(request_ids), num_drafts = newest.columns();
     check_length("is_kept", PyList_GET_SIZE(is_kept), n);
     for (const Array<float>* block : {&logits, &said}) check_length("a block", block->rows(), n);
@@ -191,7 +214,8 @@ PyObject* receive(PyObject*, PyObject* const* args, Py_ssize_t count) {
           row_for(rows, free_rows, PyList_GET_ITEM(request_ids, i), newest.rows());
       std::copy_n(newest.row(row), num_drafts, previous.row(row));
       float chance = 1.0f;
-      for (Py_ssize_t j = 0; j < num_drafts; ++j) newest.row(row)[j] = chance *= said.row(i)[j];
+      for (Py_ssize_t j = 0; j < num_drafts; ++j)
+        newest.row(row)[j] = chance *= correction.of(j, said.row(i)[j]);
       std::copy_n(logits.row(i), num_drafts, table_logits.row(row));
       std::copy_n(said.row(i), num_drafts, probabilities.row(row));
       num_rounds.data()[row] = std::min<std::int64_t>(num_rounds.data()[row] + 1, 2);

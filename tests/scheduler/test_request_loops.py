@@ -259,15 +259,17 @@ def test_settled_blocks_are_counted_the_same(seed, blocks):
     assert_same(ours, theirs)
 
 
-@given(st.integers(0, 999), st.lists(st.booleans(), max_size=6))
-def test_received_blocks_are_stored_the_same(seed, is_kept):
+@given(st.integers(0, 999), st.lists(st.booleans(), max_size=6), st.booleans())
+def test_received_blocks_are_stored_the_same(seed, is_kept, is_corrected):
     rng = np.random.default_rng(seed)
     names = [str(name) for name in rng.permutation(6)[: len(is_kept)]]
     logits, said = rng.random((2, len(names), K), dtype=np.float32)
+    said[said < 0.1], said[said > 0.9] = 0, 1
+    corrected = rng.random((K, 9), dtype=np.float32) if is_corrected else None
 
     def receive(loops):
         rows, free, table = table_of(seed)
-        loops.receive(names, is_kept, logits, said, rows, free, *columns_of(table))
+        loops.receive(names, is_kept, logits, said, corrected, rows, free, *columns_of(table))
         return list(rows.items()), free, list(columns_of(table))
 
     ours, theirs = in_both(receive)
@@ -316,10 +318,19 @@ REFUSED = {
         ["0", "1"], [1, 1], [0], rows, table.probabilities, table.is_open, *totals(0)
     ),
     "no free row": lambda loops, rows, free, table: loops.receive(
-        *blocks_of(["new"]), rows, [], *columns_of(table)
+        *blocks_of(["new"]), None, rows, [], *columns_of(table)
+    ),
+    "a chance that is none": lambda loops, rows, free, table: loops.receive(
+        ["0"],
+        [True],
+        *np.full((2, 1, K), 1.5, dtype=np.float32),
+        np.zeros((K, 9), dtype=np.float32),
+        rows,
+        free,
+        *columns_of(table),
     ),
     "blocks of which some may be noise": lambda loops, rows, free, table: loops.receive(
-        ["0"], [], *np.zeros((2, 1, K), dtype=np.float32), rows, free, *columns_of(table)
+        ["0"], [], *np.zeros((2, 1, K), dtype=np.float32), None, rows, free, *columns_of(table)
     ),
 }
 

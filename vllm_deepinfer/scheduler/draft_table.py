@@ -54,11 +54,17 @@ class DraftTable:
         find = self.row_by_request.get
         return np.array([find(name, UNKNOWN) for name in request_ids], dtype=np.int64)
 
-    def receive(self, blocks: BlockConfidences, is_kept: Sequence[Any]) -> None:
+    def receive(
+        self,
+        blocks: BlockConfidences,
+        is_kept: Sequence[Any],
+        corrected: np.ndarray | None = None,
+    ) -> None:
         """Take newly drafted blocks; those of requests not kept (unfinished prompts) are noise.
 
         Args:
             is_kept: one of each block, true for those to take.
+            corrected: of the ``Recalibration`` that rates go by, if any.
         """
         while len(self._free) < len(blocks.request_ids):
             self._grow()
@@ -67,6 +73,7 @@ class DraftTable:
             is_kept,
             blocks.logits,
             blocks.probabilities,
+            corrected,
             self.row_by_request,
             self._free,
             self.newest_rates,

@@ -84,12 +84,9 @@ class DraftLedger:
 
     def receive(self, blocks: BlockConfidences, is_kept: Sequence[Any]) -> None:
         """Take newly drafted blocks, as ``DraftTable.receive`` does."""
-        self.table.receive(blocks, is_kept)
-        if self.recalibration is not None:
-            kept = [index for index, keeps in enumerate(is_kept) if keeps]
-            rows = self.table.rows([blocks.request_ids[index] for index in kept])
-            said = blocks.probabilities[kept]
-            self.table.newest_rates[rows] = self.recalibration.survival(said)
+        recalibration = self.recalibration
+        corrected = None if recalibration is None else recalibration.corrected
+        self.table.receive(blocks, is_kept, corrected)
 
     def _recalibrate(
         self,

@@ -31,6 +31,8 @@ class Recalibration:
 
     Attributes:
         offset, trust: by position, float64 ``[K]``.
+        corrected: by position and level of what the drafter tells, float32 ``[K, levels]``; None
+            before the first fit.
     """
 
     def __init__(self, num_drafts: int) -> None:
@@ -40,7 +42,7 @@ class Recalibration:
         self._reached, self._survived, self._logits = np.zeros((3, num_drafts, NUM_BINS))
         self._num_blocks = self._num_steps = 0
         self._position = np.arange(num_drafts)
-        self._corrected: NDArray[np.float32] | None = None
+        self.corrected: NDArray[np.float32] | None = None
 
     def settle(self, probabilities: NDArray, offered: ArrayLike, accepted: ArrayLike) -> None:
         """Learn from the verified blocks of a step.
@@ -81,11 +83,7 @@ class Recalibration:
     def survival(self, probabilities: NDArray) -> NDArray:
         """Corrected chances to survive, those of the drafts before included: ``[n, K]`` as the
         drafter told them to cumulative ones of the same type."""
-        if self._corrected is None:
-            return np.cumprod(probabilities, axis=1)
-        level = (probabilities * _LEVELS).astype(np.intp)
-        corrected = self._corrected[self._position, level]
-        return np.cumprod(corrected, axis=1, dtype=probabilities.dtype)
+        return corrected_survival(probabilities, self.corrected)
 
     def _refit(self) -> None:
         """Penalised logistic regression of every position, by Newton steps from the last fit."""
@@ -108,7 +106,16 @@ class Recalibration:
             self.trust = np.maximum(0.0, self.trust + (a * along - b * down) / determinant)
         levels = _logit((np.arange(_LEVELS + 1) + 0.5) / _LEVELS)
         corrected = _sigmoid(self.offset[:, None] + self.trust[:, None] * levels)
-        self._corrected = corrected.astype(np.float32)
+        self.corrected = corrected.astype(np.float32)
+
+
+def corrected_survival(probabilities: NDArray, corrected: NDArray[np.float32] | None) -> NDArray:
+    """``Recalibration.survival`` by its ``corrected``; what was told where that is None."""
+    if corrected is None:
+        return np.cumprod(probabilities, axis=1)
+    level = (probabilities * (corrected.shape[1] - 1)).astype(np.intp)
+    chances = corrected[np.arange(len(corrected)), level]
+    return np.cumprod(chances, axis=1, dtype=probabilities.dtype)
 
 
 def _logit(chance: NDArray) -> NDArray:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vllm_deepinfer.scheduler.mean_survival import survival_rates
+from vllm_deepinfer.scheduler.recalibration import corrected_survival
 from vllm_deepinfer.scheduler.survival import compatible_prior, planning_rates
 
 
@@ -201,6 +202,7 @@ def receive(
     is_kept: Sequence[Any],
     logits: np.ndarray,
     probabilities: np.ndarray,
+    corrected: np.ndarray | None,
     rows: dict[str, int],
     free_rows: list[int],
     newest: np.ndarray,
@@ -216,13 +218,17 @@ def receive(
         request_ids: of each block.
         is_kept: truth of each block; others are noise.
         logits, probabilities: of the blocks, float32 [n, K].
+        corrected: of the ``Recalibration`` that rates go by, float32 [K, levels], if any.
         rows, free_rows, newest, previous, table_logits, table_probabilities, num_rounds, is_open:
             of the ``DraftTable``; new requests take the last free rows.
 
     Raises:
-        ValueError: more requests are new than rows are free.
+        ValueError: more requests are new than rows are free, or a probability to correct is not
+            from 0 to 1.
     """
     kept = [index for index, keeps in zip(range(len(request_ids)), is_kept, strict=True) if keeps]
+    if corrected is not None and not ((probabilities >= 0) & (probabilities <= 1)).all():
+        raise ValueError("a probability to correct is not from 0 to 1")
     for index in kept:
         if request_ids[index] not in rows:
             if not free_rows:
@@ -230,7 +236,7 @@ def receive(
             rows[request_ids[index]] = free_rows.pop()
     places = np.array([rows[request_ids[index]] for index in kept], dtype=np.int64)
     previous[places] = newest[places]
-    newest[places] = np.cumprod(probabilities[kept], axis=1)
+    newest[places] = corrected_survival(probabilities[kept], corrected)
     table_logits[places], table_probabilities[places] = logits[kept], probabilities[kept]
     num_rounds[places] = np.minimum(num_rounds[places] + 1, 2)
     is_open[places] = True

@@ -57,8 +57,9 @@ class DeepInferConfig:
     )
     batch_invariant: bool = option(
         False,
-        "Make a request's tokens independent of the batch it is computed in, of prefill chunking "
-        "and of prefix-cache hits. Slower.",
+        "Promise that a request's tokens do not depend on the batch it is computed in, on prefill "
+        "chunks or on prefix-cache hits. The C++ kernels keep it at no cost; the start is refused "
+        "where they are not used.",
     )
     confidence_calibration: str = option(
         "",

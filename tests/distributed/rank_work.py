@@ -94,7 +94,7 @@ def different_passes(communicator: Any) -> str:
     """The error of ranks that run different passes."""
     own = "target" if communicator.rank_in_group == 0 else "draft"
     try:
-        GroupExchange(communicator, own, False).row_counts(1)
+        GroupExchange(communicator, own).row_counts(1)
     except RuntimeError as error:
         return str(error)
     return ""
@@ -108,7 +108,7 @@ def experts_equal_local(
     favoured: if not empty, the only experts any token chooses.
     """
     numerics, own = Numerics(), communicator.rank_in_group
-    exchange = GroupExchange(communicator, "target", rows_alone=False)
+    exchange = GroupExchange(communicator, "target")
     whole = MixtureOfExperts(config, 0, counts, numerics, LocalExperts())
     spread = MixtureOfExperts(config, 0, counts, numerics, exchange)
     fill(whole, spread, favoured)
@@ -122,12 +122,10 @@ def experts_equal_local(
     chosen, weights = whole.gate.choose(rows, None)
     if favoured:
         assert set(chosen.flatten().tolist()) <= set(favoured)
-    for rows_alone in (False, True):
-        exchange.rows_alone = rows_alone
-        wanted = whole.experts(activation, chosen, weights, rows_alone)
-        found = spread.routed(activation[mine], chosen[mine], weights[mine], rank_rows)
-        assert_same(found, wanted[mine])
-    # Token by token, as in batch-invariant mode: all of the layer, and ranks that have no more.
+    wanted = whole.experts(activation, chosen, weights)
+    found = spread.routed(activation[mine], chosen[mine], weights[mine], rank_rows)
+    assert_same(found, wanted[mine])
+    # All of the layer, over passes in which some ranks have no token and only join.
     for index in range(max(sizes)):
         rank_rows = tuple(int(index < size) for size in sizes)
         if rank_rows[own]:

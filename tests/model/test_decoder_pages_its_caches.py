@@ -26,34 +26,38 @@ def model(tiny_folder):
 @pytest.fixture(scope="module")
 def expected(model):
     model.reset()
-    return model.compute([Chunk(0, PROMPT)], alone=True)
+    return model.compute([Chunk(0, PROMPT)])
 
 
 @pytest.mark.parametrize("edge", range(1, 33, 4))
 def test_every_chunk_edge_gives_the_same_bits(model, expected, edge):
     model.reset()
-    first = model.compute([Chunk(0, PROMPT[:edge])], alone=True)
-    second = model.compute([Chunk(0, PROMPT[edge:])], alone=True)
+    first = model.compute([Chunk(0, PROMPT[:edge])])
+    second = model.compute([Chunk(0, PROMPT[edge:])])
     assert torch.equal(torch.cat([first, second]), expected)
 
 
 def test_requests_in_one_step_do_not_mix(model, expected):
     model.reset()
     chunks = [Chunk(2, OTHERS[1]), Chunk(0, PROMPT), Chunk(1, OTHERS[0])]
-    together = model.compute(chunks, alone=True)
+    together = model.compute(chunks)
     start = len(OTHERS[1])
     assert torch.equal(together[start : start + len(PROMPT)], expected)
 
 
-def test_batched_computation_stays_close_to_single_tokens(tiny_folder):
-    """Unquantised, so that one unit in the last place stays one: the fast path is the same sum."""
-    model = StandaloneModel.load(tiny_folder, Numerics(torch.float32, False), max_requests=3)
-    alone = model.compute([Chunk(0, PROMPT)], alone=True)
+@pytest.mark.parametrize("quantised", [True, False])
+def test_tokens_one_by_one_give_the_bits_of_one_step(tiny_folder, quantised):
+    """Beside requests that come and go; past the window and the most rows that are selected."""
+    model = StandaloneModel.load(tiny_folder, Numerics(quantised=quantised), max_requests=3)
+    long = OTHERS[1] + PROMPT
+    together = model.compute([Chunk(0, long)])
     model.reset()
-    model.compute([Chunk(0, PROMPT[:11]), Chunk(1, OTHERS[0][:3])])
-    rest = model.compute([Chunk(1, OTHERS[0][3:]), Chunk(0, PROMPT[11:]), Chunk(2, OTHERS[1])])
-    found = rest[len(OTHERS[0]) - 3 :][: len(PROMPT) - 11]
-    assert (found - alone[11:]).norm() / alone[11:].norm() < 1e-5
+    model.compute([Chunk(0, long[:120]), Chunk(1, PROMPT)])
+    for position in range(120, len(long)):
+        chunks = [Chunk(0, long[position : position + 1])]
+        if position % 3 == 0:
+            chunks.insert(0, Chunk(2, PROMPT[:3]))
+        assert torch.equal(model.compute(chunks)[-1], together[position]), position
 
 
 def test_tokens_beyond_the_room_are_refused_by_number(model):

@@ -11,6 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from vllm_deepinfer.config import DeepInferConfig
+from vllm_deepinfer.platforms import batch_invariance
+from vllm_deepinfer.platforms.batch_invariance import refuse_broken_promise
 from vllm_deepinfer.platforms.refusals import (
     RULES,
     UnsupportedOptionError,
@@ -188,6 +191,20 @@ def test_all_refusals_come_at_once():
         refuse_unsupported(config)
     assert "--tensor-parallel-size" in str(error.value)
     assert "--enable-lora" in str(error.value)
+
+
+def test_a_promise_the_reference_would_break_is_refused(monkeypatch):
+    promised = DeepInferConfig(batch_invariant=True)
+    refuse_broken_promise(promised, good())
+    refuse_broken_promise(DeepInferConfig(), good())
+    debugging = DeepInferConfig(batch_invariant=True, quantization="off")
+    refuse_broken_promise(debugging, good())
+    with pytest.raises(UnsupportedOptionError, match="--dtype float32 .allowed: --dtype bfloat16"):
+        refuse_broken_promise(debugging, changed("model_config.dtype", "torch.float32"))
+    monkeypatch.setattr(batch_invariance, "cpu_kernels", lambda: None)
+    refuse_broken_promise(DeepInferConfig(), good())
+    with pytest.raises(UnsupportedOptionError, match="batch_invariant is true .allowed: false"):
+        refuse_broken_promise(promised, good())
 
 
 @pytest.mark.parametrize(

@@ -32,11 +32,10 @@ class GroupExchange:
     Args:
         group: a vLLM ``GroupCoordinator`` or a communicator.
         forward_pass: which of ``PASSES`` the rows belong to.
-        rows_alone: see ``ExpertExchange``.
     """
 
-    def __init__(self, group: Any, forward_pass: str, rows_alone: bool) -> None:
-        self.group, self.rows_alone = group, rows_alone
+    def __init__(self, group: Any, forward_pass: str) -> None:
+        self.group = group
         self._pass = PASSES.index(forward_pass)
 
     def held(self, num_experts: int) -> range:
@@ -60,11 +59,9 @@ class GroupExchange:
         return self.group.reduce_scatterv(outputs, dim=0, sizes=list(rank_rows))
 
 
-def expert_exchange(
-    vllm_config: VllmConfig, forward_pass: str, rows_alone: bool = False
-) -> ExpertExchange:
+def expert_exchange(vllm_config: VllmConfig, forward_pass: str) -> ExpertExchange:
     """The exchange a configuration asks for: over its ranks, or none."""
     parallel = vllm_config.parallel_config
     if parallel.enable_expert_parallel and parallel.data_parallel_size > 1:
-        return GroupExchange(get_ep_group(), forward_pass, rows_alone)
+        return GroupExchange(get_ep_group(), forward_pass)
     return LocalExperts()

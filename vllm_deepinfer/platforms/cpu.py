@@ -101,11 +101,13 @@ class DeepInferCpuPlatform(CpuPlatform):
             super().check_and_update_config(vllm_config)
             return
         from vllm_deepinfer.platforms import v2_config
+        from vllm_deepinfer.platforms.batch_invariance import refuse_broken_promise
         from vllm_deepinfer.platforms.refusals import refuse_unsupported
         from vllm_deepinfer.platforms.request_limits import widen_bad_word_tables
 
-        DeepInferConfig.from_vllm(vllm_config)
+        options = DeepInferConfig.from_vllm(vllm_config)
         refuse_unsupported(vllm_config)
+        refuse_broken_promise(options, vllm_config)
         _choose_worker_and_memory(vllm_config)
         _choose_grammar_backend(vllm_config)
         _keep_matched_blocks(vllm_config)

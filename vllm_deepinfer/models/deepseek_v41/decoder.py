@@ -22,7 +22,7 @@ from vllm_deepinfer.models.deepseek_v41.hyper_connections import (
 from vllm_deepinfer.models.deepseek_v41.indexer import Selection
 from vllm_deepinfer.models.deepseek_v41.moe import ExpertCounts, MixtureOfExperts
 from vllm_deepinfer.models.deepseek_v41.probe import Quantity
-from vllm_deepinfer.models.deepseek_v41.step import Step, round_rows
+from vllm_deepinfer.models.deepseek_v41.step import Step
 from vllm_deepinfer.models.deepseek_v41.stored_weights import PlainLinear, RmsNorm, parameter
 from vllm_deepinfer.ops.numerics import Numerics
 from vllm_deepinfer.ops.rope import Rope, rope_frequencies, yarn_frequencies
@@ -164,39 +164,12 @@ class Decoder(nn.Module):
             step.probe.note(Quantity.STREAMS, len(self.layers), streams)
         return self.norm(mix_streams(streams, pre, self.numerics.dtype))
 
-    def forward_token_by_token(
-        self, token_ids: Tensor, step: Step, taps: dict[int, Tensor] | None = None
-    ) -> Tensor:
-        """``forward`` with every token computed alone.
-
-        Each token then sees the same shapes in the same order whatever it is batched or chunked
-        with, which makes its bits independent of both.
-        """
-        outputs, parts = [], []
-        for index in range(len(token_ids)):
-            part = None if taps is None else dict(taps)
-            outputs.append(self(token_ids[index : index + 1], step.token(index), part))
-            parts.append(part)
-        self.join_token_by_token(step.rank_rows, len(token_ids))
-        if taps is not None:
-            for layer in taps:
-                taps[layer] = torch.cat([part[layer] for part in parts])
-        return torch.cat(outputs)
-
     def join(self, rank_rows: RankRows) -> None:
         """Take part in a forward pass of other ranks, with no token of one's own."""
         if any(rank_rows):
             for layer in self.layers:
                 layer.ffn.join(rank_rows)
 
-    def join_token_by_token(self, rank_rows: RankRows, first_round: int = 0) -> None:
-        """``join`` the rounds of ``forward_token_by_token`` from ``first_round`` on."""
-        for index in range(first_round, max(rank_rows, default=0)):
-            self.join(round_rows(rank_rows, index))
-
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits ``[n, V]`` of hidden states ``[n, D]``."""
         return self.head(hidden)
-
-    def logits_row_by_row(self, hidden: Tensor) -> Tensor:
-        return torch.cat([self.head(row.unsqueeze(0)) for row in hidden])

@@ -10,17 +10,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-# Rows each rank computes in a forward pass, or in one round of it.
+# Rows each rank computes in a forward pass.
 RankRows = tuple[int, ...]
 
 
 class ExpertExchange(Protocol):
-    """The way of tokens to experts and back. All ranks call the same methods in the same order.
-
-    rows_alone: compute every row by itself, so that its bits do not depend on other ranks' rows.
-    """
-
-    rows_alone: bool
+    """The way of tokens to experts and back. All ranks call the same methods in the same order."""
 
     def held(self, num_experts: int) -> range:
         """The experts, of ``num_experts``, whose weights are on this rank."""
@@ -41,8 +36,6 @@ class ExpertExchange(Protocol):
 
 class LocalExperts:
     """Every expert is here: nothing moves."""
-
-    rows_alone = False
 
     def held(self, num_experts: int) -> range:
         return range(num_experts)

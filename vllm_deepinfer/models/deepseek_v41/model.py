@@ -40,9 +40,8 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
         options = DeepInferConfig.from_vllm(vllm_config)
         self.config = V41Config.from_hf(model_config.hf_config)
         self.model_folder = tokenizer_folder(model_config.model, model_config.revision)
-        self.batch_invariant = options.batch_invariant
         numerics = Numerics(model_config.dtype, options.quantization == "stored")
-        self.exchange = expert_exchange(vllm_config, "target", options.batch_invariant)
+        self.exchange = expert_exchange(vllm_config, "target")
         self.model = Decoder(self.config, numerics, self.exchange)
         window = self.config.sliding_window
         self.cache_layers = nn.ModuleList(
@@ -99,27 +98,17 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
             # A dry run before there are caches.
             return (hidden, [hidden] * len(self.tap_layers)) if self.tap_layers else hidden
         if is_joining():
-            self._join()
+            self.model.join(self.exchange.row_counts(0))
             return (hidden, [hidden] * len(self.tap_layers)) if self.tap_layers else hidden
         step = step_of(metadata, self._cache_names, positions, ngram_token_ids, self.probe)
         step.rank_rows = self.exchange.row_counts(step.num_tokens)
-        run = self.model.forward_token_by_token if self.batch_invariant else self.model
         taps = dict.fromkeys(self.tap_layers, hidden)
-        hidden[: step.num_tokens] = run(input_ids[: step.num_tokens], step, taps)
+        hidden[: step.num_tokens] = self.model(input_ids[: step.num_tokens], step, taps)
         if not taps:
             return hidden
         padding = (0, 0, 0, len(positions) - step.num_tokens)
         return hidden, [nn.functional.pad(tap, padding) for tap in taps.values()]
 
-    def _join(self) -> None:
-        rank_rows = self.exchange.row_counts(0)
-        if self.batch_invariant:
-            self.model.join_token_by_token(rank_rows)
-        else:
-            self.model.join(rank_rows)
-
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Float32 logits ``[n, V]``."""
-        if self.batch_invariant:
-            return self.model.logits_row_by_row(hidden_states)
         return self.model.logits(hidden_states)

@@ -62,15 +62,8 @@ class Experts(nn.Module):
         self.w3 = Fp4Stack(len(held), hidden, inter)
         self.limit, self.numerics = config.swiglu_limit, numerics
 
-    def forward(self, x: Activation, chosen: Tensor, weights: Tensor, rows_alone: bool) -> Tensor:
-        """Outputs ``[T, k, D]`` of the chosen experts ``[T, k]``; zero where not held here.
-
-        ``rows_alone`` computes every token by itself rather than with all of its experts' tokens.
-        """
-        if rows_alone and len(chosen) > 1:
-            tokens = [slice(token, token + 1) for token in range(len(chosen))]
-            parts = [self(x[token], chosen[token], weights[token], False) for token in tokens]
-            return torch.cat(parts)
+    def forward(self, x: Activation, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Outputs ``[T, k, D]`` of the chosen experts ``[T, k]``; zero where not held here."""
         return fp4_experts(
             x.rows,
             x.scales,
@@ -146,5 +139,5 @@ class MixtureOfExperts(nn.Module):
         """Outputs ``[T, k, D]`` of this rank's tokens, wherever their experts are."""
         gathered = self.exchange.gather([*activation.tensors(), chosen, weights], rank_rows)
         *rows, chosen, weights = gathered
-        outputs = self.experts(Activation(*rows), chosen, weights, self.exchange.rows_alone)
+        outputs = self.experts(Activation(*rows), chosen, weights)
         return self.exchange.bring_back(outputs, rank_rows)

@@ -78,17 +78,15 @@ class StandaloneModel:
         self,
         chunks: list[Chunk],
         probe: Probe | None = None,
-        alone: bool = False,
         taps: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """Append the chunks to their requests and return their hidden states ``[T, D]``.
 
-        ``alone`` computes every token by itself (batch-invariant mode); ``taps`` see ``Decoder``.
+        ``taps`` see ``Decoder``.
         """
         step = self.step(chunks, probe)
         token_ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids])
-        forward = self.decoder.forward_token_by_token if alone else self.decoder
-        return forward(token_ids, step, taps)
+        return self.decoder(token_ids, step, taps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.decoder.logits(hidden)

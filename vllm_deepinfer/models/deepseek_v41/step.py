@@ -98,28 +98,6 @@ class Step:
         requests = torch.arange(len(self.context_tokens), device=self.positions.device)
         return requests.repeat_interleave(starts.diff(), output_size=self.num_tokens)
 
-    def token(self, index: int) -> Step:
-        """The step that computes token ``index`` alone, as if it were its request's newest."""
-        request = int(self.request_of_token[index])
-        paging = {
-            name: Paging(
-                page.block_table[request : request + 1],
-                None if page.slots is None else page.slots[index : index + 1],
-                page.block_tokens,
-            )
-            for name, page in self.paging.items()
-        }
-        position = self.positions[index : index + 1]
-        return Step(
-            positions=position,
-            query_starts=[0, 1],
-            context_tokens=[int(position) + 1],
-            ngram_token_ids=self.ngram_token_ids[index : index + 1],
-            paging=paging,
-            probe=self.probe,
-            rank_rows=round_rows(self.rank_rows, index),
-        )
-
     def rotation(self, rope: Rope, tokens_per_row: int = 1) -> tuple[Tensor, Tensor]:
         """Cosines and sines ``[T, pairs]`` at each token's position, or its group's first."""
         return self._remember(
@@ -233,11 +211,6 @@ class Step:
         if key not in self._memo:
             self._memo[key] = compute()
         return self._memo[key]
-
-
-def round_rows(rank_rows: RankRows, index: int) -> RankRows:
-    """Tokens each rank computes in round ``index`` of a pass that computes every token alone."""
-    return tuple(int(index < rows) for rows in rank_rows)
 
 
 def _locate(block_table: Tensor, requests: Tensor, rows: Tensor, rows_per_block: int) -> Tensor:

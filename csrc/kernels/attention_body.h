@@ -135,7 +135,7 @@ inline void index_totals(const float* dots, const float* weights, int num_heads,
       if (rounded) dot = to_bf16_and_back(dot);
       Lanes product = larger(dot, Lanes{}) * weights[head];
       if (rounded) product = to_bf16_and_back(product);
-      total += product;
+      total = head == 0 ? product : total + product;
     }
     store(rounded ? to_bf16_and_back(total) : total, out + part);
   }

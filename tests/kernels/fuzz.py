@@ -140,7 +140,39 @@ def experts(data: Any) -> None:
     assert (found - wanted).norm() <= bound * wanted.norm().clamp_min(1e-6)
 
 
-FUZZERS: list[Callable[[Any], None]] = [quantiser, fp8_layer, plain_layer, experts]
+def model_operations(data: Any) -> None:
+    from kernels import model_cases
+    from kernels.quantised_operands import relative, same_bits
+
+    prepare(data)
+    case = model_cases.CASES[data.draw(st.sampled_from(sorted(model_cases.CASES)))]
+    width, block_rows = 32 * data.draw(st.integers(1, 9)), data.draw(st.integers(1, 70))
+    pairs = data.draw(st.integers(0, width // 2))
+    model_cases.resize(width, data.draw(st.integers(1, 20)), pairs, block_rows)
+    rows = data.draw(st.integers(1, 40))
+    part = slice(data.draw(st.integers(0, rows)), rows)
+    run, seed = case.make(rows), data.draw(st.integers(0, 2**32))
+    torch.manual_seed(seed)
+    found = run(False, part)
+    torch.manual_seed(seed)
+    for ours, wanted in zip(found, run(True, part), strict=True):
+        assert not ours.is_floating_point() or not ours.isnan().any(), "NaN from finite input"
+        if case.exact or not ours.is_floating_point():
+            assert same_bits(ours, wanted)
+            continue
+        finite = wanted.isfinite()
+        assert torch.equal(ours[~finite], wanted[~finite])
+        if finite.any():
+            assert relative(ours[finite], wanted[finite]) < 5e-6
+
+
+FUZZERS: list[Callable[[Any], None]] = [
+    quantiser,
+    fp8_layer,
+    plain_layer,
+    experts,
+    model_operations,
+]
 
 
 def fuzz(check: Callable[[Any], None], seconds: float) -> int:

@@ -24,6 +24,12 @@ BLOCKS, BLOCK_ROWS = 6, 40
 SELECTED = 64
 
 
+def resize(width: int, heads: int, pairs: int, block_rows: int) -> None:
+    """Other sizes for cases made from now on."""
+    global WIDTH, HEADS, PAIRS, BLOCK_ROWS
+    WIDTH, HEADS, PAIRS, BLOCK_ROWS = width, heads, pairs, block_rows
+
+
 @dataclass(frozen=True)
 class Case:
     """``exact``: the kernel gives the reference's bits; otherwise they agree to 1e-6."""
@@ -143,13 +149,13 @@ def adversarial(rows: int, width: int) -> Tensor:
     return x
 
 
-def filled_cache(kind: RecordKind, width: int, block_rows: int = BLOCK_ROWS) -> Tensor:
+def filled_cache(kind: RecordKind, width: int) -> Tensor:
     """A cache of random rows, whose blocks are strided."""
     record = record_of(kind, width)
-    encoded = record.encode(torch.randn(BLOCKS, block_rows, width).to(BF16))
-    padded = torch.zeros(BLOCKS, block_rows + 1, record.num_bytes, dtype=torch.uint8)
-    padded[:, :block_rows] = encoded
-    return padded[:, :block_rows]
+    encoded = record.encode(torch.randn(BLOCKS, BLOCK_ROWS, width).to(BF16))
+    padded = torch.zeros(BLOCKS, BLOCK_ROWS + 1, record.num_bytes, dtype=torch.uint8)
+    padded[:, :BLOCK_ROWS] = encoded
+    return padded[:, :BLOCK_ROWS]
 
 
 def random_rows(rows: int, most: int) -> Tensor:
@@ -204,11 +210,11 @@ def sink_attention(kinds: tuple[RecordKind, RecordKind], rows: int):
 
 
 def index_scores(kind: RecordKind, rows: int):
-    cache, heads = filled_cache(kind, 64), 8
+    cache, heads = filled_cache(kind, WIDTH), 8
     table = torch.stack([torch.randperm(BLOCKS) for _ in range(3)]).to(torch.int32)
     num_visible = torch.randint(0, BLOCKS * BLOCK_ROWS + 1, (rows,))
     requests = torch.randint(0, 3, (rows,))
-    query, weights = torch.randn(rows, heads, 64).to(BF16), torch.randn(rows, heads).to(BF16)
+    query, weights = torch.randn(rows, heads, WIDTH).to(BF16), torch.randn(rows, heads).to(BF16)
 
     def run(reference: bool, part: Any) -> tuple[Tensor, ...]:
         scores = operation(reference, "index_scores")(

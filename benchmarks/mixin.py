@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from child import run_probe
-from mixin_probe import MEANING
+from mixin_probe import MEANING, MOST_PROMPT_TOKENS
 from serving import show
 
 NUM_DRAFTS = 5
 MAX_MODEL_TOKENS = 1024
 # Of four steps one is timed of either kind, and each may yield a whole block.
-MOST_STEPS = MAX_MODEL_TOKENS // (4 * (NUM_DRAFTS + 1)) - 4
+MOST_STEPS = (MAX_MODEL_TOKENS - MOST_PROMPT_TOKENS) // (4 * (NUM_DRAFTS + 1)) - 6
 VOTE = {"prefill_vote": "cadence"}
 ADAPTIVE = VOTE | {"verification": "adaptive"}
 CASES = {

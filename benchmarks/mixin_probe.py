@@ -19,13 +19,15 @@ from unittest import mock
 
 MEANING = {
     "upstream_us": "vLLM's own call, in steps without this package's scheduler",
-    "added_us": "median of this package's call less that of vLLM's own: what a step takes longer. "
-    "The mixin has requests fetched from memory that vLLM then need not wait for, which counts; "
-    "where plans shorten drafts, so does that vLLM has fewer to look at",
-    "around_us": "median of this package's call less vLLM's inside it: the mixin's own time",
+    "added_us": "this package's call less vLLM's own two steps later: what a step takes longer; "
+    "the mixin has requests fetched from memory, for which vLLM need not wait then, and where plans "
+    "shorten drafts, vLLM has fewer to look at",
+    "around_us": "this package's call less vLLM's inside it: the mixin's own time",
 }
 PROMPT_TOKENS = 8
-WARM_UP_STEPS = 12
+# Prompts are of different lengths, so that every step has as many requests which need a new block.
+MOST_PROMPT_TOKENS = PROMPT_TOKENS + 128
+WARM_UP_STEPS = 20
 _OURS, _UPSTREAM = "ours", "upstream"
 
 
@@ -70,16 +72,18 @@ def run(llm: Any, settings: dict[str, Any]) -> dict[str, dict[str, float]]:
 
     engine, count = llm.llm_engine, settings["requests"]
     scheduler = engine.engine_core.engine_core.scheduler
-    longest = settings["engine"]["max_model_len"] - PROMPT_TOKENS
+    longest = settings["engine"]["max_model_len"] - MOST_PROMPT_TOKENS
     params = SamplingParams(temperature=0, max_tokens=longest, ignore_eos=True)
     names = [f"request-{number}" for number in range(count)]
     for number, name in enumerate(names):
-        tokens = [3 + (7 * number + index) % 480 for index in range(PROMPT_TOKENS)]
+        length = PROMPT_TOKENS + 5 * number % (MOST_PROMPT_TOKENS - PROMPT_TOKENS)
+        tokens = [3 + (7 * number + index) % 480 for index in range(length)]
         engine.add_request(name, TokensPrompt(prompt_token_ids=tokens), params)
     for _ in range(WARM_UP_STEPS):
         engine.step()
     with timing(scheduler) as times:
-        for step in range(4 * settings["steps"]):
+        # One step more: asynchronous scheduling updates a step while the next one runs.
+        for step in range(4 * settings["steps"] + 1):
             # The second step of a pair: the first one still meets what the other kind left behind.
             times.begin_step(_UPSTREAM if step // 2 % 2 else _OURS, is_counted=step % 2 == 1)
             engine.step()
@@ -149,10 +153,11 @@ class Times:
         return result
 
     def summary(self, call: str) -> dict[str, float]:
-        upstream_us = statistics.median(self._us[call, _UPSTREAM])
+        ours_us, upstream_us = self._us[call, _OURS], self._us[call, _UPSTREAM]
+        added_us = [ours - alone for ours, alone in zip(ours_us, upstream_us, strict=True)]
         return {
-            "upstream_us": upstream_us,
-            "added_us": statistics.median(self._us[call, _OURS]) - upstream_us,
+            "upstream_us": statistics.median(upstream_us),
+            "added_us": statistics.median(added_us),
             "around_us": statistics.median(self._around_us[call]),
         }
 

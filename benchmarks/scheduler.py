@@ -46,7 +46,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--requests", type=int, default=256, help="of the mixin; default: 256")
     parser.add_argument(
-        "--steps", type=int, default=35, help="timed per kind and run of the mixin; default: 35"
+        "--steps", type=int, default=30, help="timed per kind and run of the mixin; default: 30"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the confidences; default: 0")
     args = parser.parse_args(argv)

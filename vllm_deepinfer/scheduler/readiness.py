@@ -1,10 +1,13 @@
-"""What this rank would do with a prefill step: its ballot in the vote."""
+"""What this rank would do with a prefill step: its ballot in the vote.
+
+A prompt is admitted now or later here, never refused: vLLM refuses one longer than the model's
+limit when it arrives, and does not start with a cache too small for one of that length.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from enum import Enum
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -27,24 +30,6 @@ class RunningRequests(NamedTuple):
     started: list[Any]
     context_tokens: int
     drafted: Sequence[Any] = ()
-
-
-class Admission(Enum):
-    """Whether a prompt can be given room: now, when others have ended, or in no case."""
-
-    OK = "ok"
-    LATER = "later"
-    NEVER = "never"
-
-
-def admission(num_blocks: int, num_free_blocks: int, num_usable_blocks: int) -> Admission:
-    """The answer for a request that holds ``num_blocks`` cache blocks at once.
-
-    Source: DeepInfer's behaviour, section 2.1.
-    """
-    if num_blocks > num_usable_blocks:
-        return Admission.NEVER
-    return Admission.OK if num_blocks <= num_free_blocks else Admission.LATER
 
 
 class StepClock:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from triton_kernels.errors import relative_error
 
-from vllm_deepinfer.ops import caches, records
+from vllm_deepinfer.ops import caches, formats, records
 
 RECORDS = {
     "mxfp8_kv_528": records.Fp8Record(512),
@@ -68,6 +68,66 @@ def test_recorded_rows_become_the_published_bytes(interpreter, name):
     still = torch.ones(entry["rows"], 32), torch.zeros(entry["rows"], 32)
     found, _ = stored(interpreter, record, cache, torch.arange(entry["rows"]), x, *still)
     assert torch.equal(found[0], wanted)
+
+
+def halfway_values() -> torch.Tensor:
+    """Every midpoint between neighbouring e2m1 values, and what is just beside it."""
+    values = torch.tensor(formats.E2M1_VALUES)
+    middle = (values[1:] + values[:-1]) / 2
+    return torch.cat(
+        [middle, torch.nextafter(middle, values[1:]), torch.nextafter(middle, -middle)]
+    )
+
+
+@pytest.mark.parametrize("name", ["fp4_kv_288", "fp4_index_68"])
+def test_midpoints_round_to_the_even_code(interpreter, name):
+    """Under scales of one; both signs, even and odd columns."""
+    record = RECORDS[name]
+    values = halfway_values().repeat(record.width // 21 + 1)[: record.width]
+    x = torch.stack([values, -values, values.roll(1)])
+    x[:, ::16] = 6.0
+    still = torch.ones(3, 32), torch.zeros(3, 32)
+    cache = strided_cache(record)
+    found, wanted = stored(
+        interpreter, record, cache, torch.tensor([0, 5, 9]), x, *still, torch.float32
+    )
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_group_that_is_not_finite_reads_back_as_the_reference_reads_it(interpreter, name, value):
+    record = RECORDS[name]
+    x = torch.randn(2, record.width)
+    x[1, 3] = value
+    still = torch.ones(2, 32), torch.zeros(2, 32)
+    found, wanted = stored(
+        interpreter, record, strided_cache(record), torch.tensor([1, 6]), x, *still, torch.float32
+    )
+    assert torch.equal(found[0], wanted[0])
+    found, wanted = record.decode(found[1, 2]), record.decode(wanted[1, 2])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def every_byte(record: records.Record) -> torch.Tensor:
+    """Rows that hold every code under every scale byte."""
+    rows = torch.arange(256, dtype=torch.uint8).unsqueeze(1).repeat(1, record.num_bytes)
+    codes = record.width if record.kind == records.RecordKind.FP8 else record.width // 2
+    rows[:, :codes] = torch.arange(256, dtype=torch.uint8).repeat(-(-codes // 256))[:codes]
+    return rows
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_code_under_every_scale_decodes_exactly(interpreter, name):
+    record = records.record_of(RECORDS[name].kind, 512)
+    rows = every_byte(record)
+    found = interpreter.run("load_rows", rows.unsqueeze(0), torch.arange(256), record.kind, 512)
+    wanted = record.decode(rows)
+    if record.kind == records.RecordKind.FP8:
+        nan = (rows[:, :512] & 0x7F) == 0x7F  # which the reference's fast decoding does not know
+        assert found[nan].isnan().all()
+        found, wanted = found.masked_fill(nan, 0.0), wanted.masked_fill(nan, 0.0)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", RECORDS)

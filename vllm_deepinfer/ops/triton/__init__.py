@@ -5,6 +5,9 @@ launches it, which takes and returns what the operation does. Importing this pac
 Triton. ``register`` is for the workers of a CUDA platform of this package, of which this release
 has none yet: it runs on the device, so it must not be called in a process that forks workers.
 
+Row and token numbers are taken as they are: to look at them on the CPU would mean to wait for the
+device. A number that lies outside its cache or table reads or writes other memory.
+
 Evidence: the tests compare every kernel with the operation's reference in Triton's interpreter;
 docs/kernels-compiled.md records what each compiles to for sm_90a and
 sm_100a. None has run on a GPU.

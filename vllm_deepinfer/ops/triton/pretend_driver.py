@@ -11,6 +11,8 @@ from contextlib import contextmanager
 import triton
 from triton.backends.compiler import GPUTarget
 
+from vllm_deepinfer.ops.library import OperationError
+
 TARGETS = {"sm_90a": 90, "sm_100a": 100}
 
 
@@ -43,5 +45,16 @@ def pretend_target(name: str) -> Iterator[None]:
 
 
 def architecture() -> int:
-    """Compute capability of the current device, 90 for SM90 and 100 for SM100."""
-    return triton.runtime.driver.active.get_current_target().arch
+    """Family of the current device: 90 for SM90, 100 for SM100 and its successors SM10x.
+
+    Raises:
+        OperationError: the device is of another family, for which no tiles are known.
+    """
+    found = triton.runtime.driver.active.get_current_target().arch
+    family = found // 10 * 10
+    if family not in TARGETS.values():
+        raise OperationError(
+            f"Triton kernels: the device is sm_{found}; allowed: the families of "
+            f"{', '.join(TARGETS)}."
+        )
+    return family

@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 from vllm_deepinfer.scheduler.step_cost import CostSettings, StepCost, StepTimes
 from vllm_deepinfer.scheduler.survival import compatible_prior, planning_rates
 from vllm_deepinfer.scheduler.verification import (
-    Plan,
     PlannerSettings,
     VerificationPlanner,
-    shared_plan,
 )
 
 GLOBAL = PlannerSettings(min_benefit=0.0, explore_every=0)
@@ -219,31 +217,6 @@ def test_compatible_settings_never_explore():
         cost.observe(StepTimes(8, 16, 0, 13.0, 0.0))
     kinds = {planner.plan(chances, chances, limits(8, 2)).kind for _ in range(64)}
     assert kinds == {"argmax"}
-
-
-def test_ranks_with_unequal_confidences_share_one_plan():
-    """Alone some of them would plan otherwise, so that the test can fail."""
-    rng = np.random.default_rng(0)
-    chances = np.cumprod(rng.random((16, 5)) ** 0.3, axis=1)
-    cost = StepCost([(size, 10.0 + 0.4 * size) for size in range(1, 97)])
-    alone, shared, sent = set(), set(), []
-
-    def broadcast(plan: Plan | None) -> Plan:
-        if plan is not None:
-            sent.append(plan)
-        return sent[0]
-
-    for rank in range(20):
-        noisy = np.clip(chances * (1 + 1e-2 * rng.standard_normal(chances.shape)), 0, 1)
-        noisy = np.minimum.accumulate(noisy, axis=1)
-        planner = VerificationPlanner(cost, 5, GLOBAL)
-        alone.add(tuple(planner.plan(noisy, noisy, limits(16, 5)).num_drafts))
-        plan = shared_plan(
-            lambda p=planner, r=noisy: p.plan(r, r, limits(16, 5)), rank == 0, broadcast
-        )
-        shared.add((tuple(plan.num_drafts), plan.num_tokens))
-    assert len(sent) == len(shared) == 1
-    assert len(alone) > 1
 
 
 def test_settings_are_checked():

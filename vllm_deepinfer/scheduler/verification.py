@@ -10,13 +10,13 @@ that errors of the model do not make plans worse than a fixed length, the plan i
 static length itself only changes for a gain. Now and then a bucket that was never measured is
 tried, where little can be lost.
 
-One plan holds for a step on all ranks: whoever plans sends it on, nobody plans again.
+One plan holds for a step: the scheduler makes it, and every worker of its rank gets it with the
+step's batch. Nobody plans again from confidences that may differ in the last bit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -149,19 +149,3 @@ class VerificationPlanner:
         counted = np.arange(self.max_drafts) < limits[:, None]
         expected = n + float(budget.sum(where=counted, dtype=np.float64))
         return Plan(limits.copy(), expected, math.nan, n + int(limits.sum()), ALL)
-
-
-def shared_plan(
-    plan: Callable[[], Plan], is_leader: bool, broadcast: Callable[[Plan | None], Plan]
-) -> Plan:
-    """The leader's plan on every rank.
-
-    Ranks whose confidences differ in the last bit would plan different lengths, run different
-    graphs and wait for each other for ever. So the leader alone plans.
-
-    Args:
-        plan: makes the plan; called by the leader only.
-        is_leader: whether this rank is the leader.
-        broadcast: a collective of all ranks that returns what the leader passed.
-    """
-    return broadcast(plan() if is_leader else None)

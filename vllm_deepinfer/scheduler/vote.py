@@ -190,6 +190,21 @@ class Vote:
             self._granted_steps = max(ballot.prefill_steps for ballot in wanting)
         return Verdict(self.phase, kind, True)
 
+    def decode_on(self) -> Verdict:
+        """What `advance` decides after a decode step of a single rank that has no prompt.
+
+        It does without the ballot, since that is so in nearly every step.
+
+        Raises:
+            VoteError: more ranks take part, or the step just run was no decode.
+        """
+        if self.num_ranks > 1 or self.phase is not Phase.DECODE:
+            raise VoteError(
+                f"{self.num_ranks} ranks go on after a {self.phase.value} step only by ballots."
+            )
+        self.decode_steps += 1
+        return Verdict(Phase.DECODE, None, False)
+
     def _check(self, ballots: Sequence[Ballot] | None) -> None:
         if (ballots is not None) != self.needs_ballots():
             state = "are due" if ballots is None else "are not due"

@@ -115,7 +115,11 @@ class PrefillVoting:
 
     def decide(self, scheduler: Any, started: list[Any]) -> None:
         """A single rank votes by itself, right before a step."""
-        if self.vote.num_ranks == 1 and self._is_unvoted:
+        if self.vote.num_ranks > 1 or not self._is_unvoted:
+            return
+        if self.vote.phase is Phase.DECODE and not started and not scheduler.waiting:
+            self.follow(self.vote.decode_on())
+        else:
             self.follow(self.vote.advance([self.ballot(scheduler, started)]))
 
     def schedule(self, scheduler: Any, schedule: Callable[[bool], Any]) -> Any:

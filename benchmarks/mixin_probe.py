@@ -20,8 +20,8 @@ from unittest import mock
 MEANING = {
     "upstream_us": "vLLM's own call, in steps without this package's scheduler",
     "added_us": "this package's call less vLLM's own two steps later: what a step takes longer; "
-    "the mixin has requests fetched from memory, for which vLLM need not wait then, and where plans "
-    "shorten drafts, vLLM has fewer to look at",
+    "the mixin has requests fetched from memory, for which vLLM need not wait then, and where "
+    "plans shorten drafts, vLLM has fewer to look at",
     "around_us": "this package's call less vLLM's inside it: the mixin's own time",
 }
 PROMPT_TOKENS = 8

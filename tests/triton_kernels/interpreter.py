@@ -4,8 +4,8 @@ Triton fixes at import whether it interprets, and the process under test must no
 differs from compiled Triton in how it converts numbers: it truncates float32 to bfloat16, drops
 carries when rounding to e4m3 and multiplies the bits of bfloat16. The child does that by torch's
 conversions, which round to nearest even as the instructions of the hardware do (cvt.rn.bf16 and
-cvt.rn.satfinite.e4m3x2 in the PTX manual). It adds products column by column: numpy's own order
-depends on where a matrix lies in memory.
+cvt.rn.satfinite.e4m3x2 in the PTX manual). It adds products in float64: in float32 numpy's
+sums depend on where a matrix lies in memory.
 """
 
 from __future__ import annotations
@@ -69,9 +69,8 @@ def _convert_as_hardware_does() -> None:
         return plain_cast(builder, handle, target)
 
     def add_products(left: np.ndarray, right: np.ndarray, total: TensorHandle) -> TensorHandle:
-        data = total.data.copy()
-        for column in range(left.shape[-1]):
-            data += left[..., column, None] * right[..., column, None, :]
+        product = np.matmul(left.astype(np.float64), right.astype(np.float64))
+        data = (product + total.data).astype(np.float32)
         return TensorHandle(data, tl.float32)
 
     def dot(builder, a, b, total, *precision):

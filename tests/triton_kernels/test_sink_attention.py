@@ -57,8 +57,7 @@ def test_output_equals_the_reference(interpreter, selecting):
     if not selecting:
         arguments = (*arguments[:4], None, None)
     wanted = attention(*arguments)
-    # Weights carry 17 bits into the tensor cores.
-    assert relative_error(run(interpreter, *arguments, torch.float32), wanted) <= 1e-5
+    assert relative_error(run(interpreter, *arguments, torch.float32), wanted) <= 1e-6
     assert relative_error(run(interpreter, *arguments, torch.bfloat16), wanted) <= 2e-3
 
 
@@ -69,7 +68,7 @@ def test_keys_hidden_for_whole_tiles_change_nothing(interpreter):
                 torch.cat([hidden, chosen], 1), torch.float32)  # fmt: skip
     assert found.isfinite().all()
     wanted = attention(query, sink, window, rows, selected, chosen)
-    assert relative_error(found, wanted) <= 1e-5
+    assert relative_error(found, wanted) <= 1e-6
 
 
 def test_token_alone_has_the_bits_it_has_in_a_batch(interpreter):

@@ -22,24 +22,29 @@ TILE = {"tile_heads": 16, "tile_keys": 32, "num_warps": 8, "num_stages": 1}
 
 @triton.jit
 def _weigh(scores, highest, denominator):
-    """Softmax weights under the new maximum, and what older sums shrink by.
-
-    A weight is given as two bfloat16 numbers, whose sum is it up to 2**-17: values are exact in
-    bfloat16, weights alone would not be.
-    """
+    """Softmax weights under the new maximum, and what older sums shrink by."""
     raised = tl.maximum(highest, tl.max(scores, axis=1))
     # Until a key is visible the maximum is minus infinity, from which nothing can be taken.
     base = tl.where(raised == float("-inf"), 0.0, raised)
     weights = tl.exp(scores - base[:, None])
     shrink = tl.exp(highest - base)
-    coarse = weights.to(tl.bfloat16)
-    fine = (weights - coarse.to(tl.float32)).to(tl.bfloat16)
-    return coarse, fine, shrink, raised, denominator * shrink + tl.sum(weights, axis=1)
+    return weights, shrink, raised, denominator * shrink + tl.sum(weights, axis=1)
 
 
 @triton.jit
-def _add(total, shrink, coarse, fine, keys):
-    return tl.dot(coarse, keys, tl.dot(fine, keys, total * shrink[:, None]))
+def _split(weights):
+    """Three bfloat16 numbers whose sum is a float32 weight: values are exact in bfloat16, weights
+    are not, and products of the two shall be."""
+    coarse = weights.to(tl.bfloat16)
+    rest = weights - coarse.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    return coarse, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def _add(total, shrink, coarse, middle, fine, keys):
+    total = tl.dot(fine, keys, total * shrink[:, None])
+    return tl.dot(coarse, keys, tl.dot(middle, keys, total))
 
 
 @triton.jit
@@ -85,11 +90,12 @@ def _attend_rows(
         k3 = decode_rows(address, visible, record, width, 3 * part, part).to(tl.bfloat16)
         scores = tl.dot(q3, tl.trans(k3), scores)
         scores = tl.where(visible[None, :], scores * scale, float("-inf"))
-        coarse, fine, shrink, highest, denominator = _weigh(scores, highest, denominator)
-        o0 = _add(o0, shrink, coarse, fine, k0)
-        o1 = _add(o1, shrink, coarse, fine, k1)
-        o2 = _add(o2, shrink, coarse, fine, k2)
-        o3 = _add(o3, shrink, coarse, fine, k3)
+        weights, shrink, highest, denominator = _weigh(scores, highest, denominator)
+        coarse, middle, fine = _split(weights)
+        o0 = _add(o0, shrink, coarse, middle, fine, k0)
+        o1 = _add(o1, shrink, coarse, middle, fine, k1)
+        o2 = _add(o2, shrink, coarse, middle, fine, k2)
+        o3 = _add(o3, shrink, coarse, middle, fine, k3)
     return highest, denominator, o0, o1, o2, o3
 
 

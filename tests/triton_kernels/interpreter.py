@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 
 def _start() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
+    os.environ["DEEPINFER_REFERENCE_OPS"] = "1"  # no C++ kernels in the place of these
     import torch
 
     torch.set_num_threads(1)
@@ -77,10 +79,20 @@ def _convert_as_hardware_does() -> None:
         left, right = (cast(builder, x, tl.float32).data for x in (a, b))
         return add_products(left, right, total)
 
+    def scaled_values(codes, scale, is_e2m1: bool, is_right: bool) -> np.ndarray:
+        """Left operands are [rows, columns] and right ones [columns, rows]; scales [rows, n]."""
+        if is_e2m1:
+            values = interpreter._unpack_e2m1(codes.data, -2 if is_right else -1)
+        else:
+            values = convert(TensorHandle(codes.data, tl.float8e4nv), tl.float32).data
+        powers = torch.from_numpy(scale.data.copy()).view(torch.float8_e8m0fnu)
+        powers = np.repeat(powers.to(torch.float32).numpy(), 32, axis=-1)
+        return values * (powers.T if is_right else powers)
+
     def dot_scaled(builder, a, a_scale, a_format, b, b_scale, b_format, _, a_pack, b_pack, total):
-        prepare = interpreter._prepare_dot_scaled_operand
-        left = prepare(a, a_scale, a_format, a_pack, tl.bfloat16, is_rhs=False)
-        right = prepare(b, b_scale, b_format, b_pack, tl.bfloat16, is_rhs=True)
+        e2m1 = interpreter._ir.ScaleDotElemTypeTY.E2M1
+        left = scaled_values(a, a_scale, a_format == e2m1, is_right=False)
+        right = scaled_values(b, b_scale, b_format == e2m1, is_right=True)
         return add_products(left, right, total)
 
     InterpreterBuilder.cast_impl = cast
@@ -144,8 +156,11 @@ class Interpreter:
         **keywords: Any,
     ) -> tuple[Any, tuple]:
         """The result, and the arguments as the kernel left them."""
-        task = self._pool.submit(_call, operation, target, batch_invariant, arguments, keywords)
-        return task.result(timeout=300)
+        return self.submit(_call, operation, target, batch_invariant, arguments, keywords)
+
+    def submit(self, function: Callable, *arguments: Any) -> Any:
+        """What ``function`` returns when it runs in the interpreter's process."""
+        return self._pool.submit(function, *arguments).result(timeout=300)
 
     def close(self) -> None:
         self._pool.shutdown()

@@ -15,8 +15,8 @@ import triton
 from triton.backends.nvidia.compiler import get_ptxas
 
 from vllm_deepinfer.ops.triton.compile_only import CompiledKernel, compile_launches
-from vllm_deepinfer.ops.triton.pretend_driver import TARGETS
 from vllm_deepinfer.ops.triton.published_launches import Launch, published_launches
+from vllm_deepinfer.ops.triton.targets import TARGETS
 
 OUTPUT = Path(__file__).with_name("kernels-compiled.md")
 TEXT = """# Triton kernels, compiled

@@ -127,7 +127,7 @@ def _call(
     from runner.interpreter_oracle import copy_argument
 
     from vllm_deepinfer.ops.triton import launcher
-    from vllm_deepinfer.ops.triton.pretend_driver import pretend_target
+    from vllm_deepinfer.ops.triton.targets import pretend_target
     from vllm_deepinfer.ops.triton.tiles import batch_invariant as invariant_tiles
 
     # Tensors travel in shared memory: what a kernel writes must not change the caller's.

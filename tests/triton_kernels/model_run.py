@@ -45,7 +45,7 @@ def run_model(target: str, token_ids: list[int]) -> dict[str, list[tuple[str, fl
     from vllm_deepinfer.ops import library
     from vllm_deepinfer.ops.numerics import Numerics
     from vllm_deepinfer.ops.triton import OPERATIONS, launcher
-    from vllm_deepinfer.ops.triton.pretend_driver import pretend_target
+    from vllm_deepinfer.ops.triton.targets import pretend_target
 
     model = StandaloneModel.load(MODEL, Numerics(), max_tokens=128)
     errors: dict[str, list[tuple[str, float]]] = {name: [] for name in OPERATIONS}

@@ -70,7 +70,7 @@ def register(batch_invariant: bool = False) -> None:
 def _from_vendors(ours: dict[str, Callable]) -> dict[str, Callable]:
     import torch
 
-    from vllm_deepinfer.ops.triton.pretend_driver import architecture
+    from vllm_deepinfer.ops.triton.targets import architecture
     from vllm_deepinfer.ops.triton.vendor import VENDORS, choose
 
     device = torch.device("cuda")

@@ -19,7 +19,7 @@ from unittest import mock
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
-from vllm_deepinfer.ops.triton.pretend_driver import TARGETS, pretend_target
+from vllm_deepinfer.ops.triton.targets import TARGETS, pretend_target
 
 _SPILL_BYTES = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")

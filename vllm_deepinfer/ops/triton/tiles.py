@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import triton
 
-from vllm_deepinfer.ops.triton.pretend_driver import architecture
+from vllm_deepinfer.ops.triton.targets import architecture
 
 MULTIPROCESSORS = {90: 132, 100: 148}
 """Of an H100 and a B200."""

@@ -1,6 +1,7 @@
-"""A stand-in for Triton's CUDA driver on machines without a GPU: it names a target, no more.
+"""The GPUs the kernels are for, and a stand-in for Triton's CUDA driver where there is none.
 
-With it, launchers choose kernels as they would on that target, to be interpreted or compiled.
+The stand-in names a target, no more. With it, launchers choose kernels as they would on that
+target, to be interpreted or compiled.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from vllm_deepinfer.ops.triton.records import (
     encode_row,
     row_address,
 )
+from vllm_deepinfer.ops.triton.rotate import rotated_pairs
 
 
 @triton.jit
@@ -34,15 +35,7 @@ def store_rotated_kernel(
     token = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + token)
     if row >= 0:
-        pair = tl.arange(0, width // 2)
-        even = tl.load(x + token * width + 2 * pair).to(tl.float32)
-        odd = tl.load(x + token * width + 2 * pair + 1).to(tl.float32)
-        turned = pair >= width // 2 - pairs
-        angle = token * pairs + pair - (width // 2 - pairs)
-        c = tl.load(cos + angle, mask=turned, other=1.0)
-        s = tl.load(sin + angle, mask=turned, other=0.0)
-        first = tl.where(turned, even * c - odd * s, even)
-        second = tl.where(turned, even * s + odd * c, odd)
+        first, second = rotated_pairs(x, cos, sin, token, token, width, pairs, 1.0, width // 2)
         if rounded:
             first = first.to(tl.bfloat16).to(tl.float32)
             second = second.to(tl.bfloat16).to(tl.float32)

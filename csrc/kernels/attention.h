@@ -8,17 +8,20 @@
 namespace deepinfer {
 
 struct TokenKeys {
-  const std::uint16_t* rows;  // bfloat16 [count, width]
+  const std::uint16_t* const* rows;  // bfloat16
   std::int64_t count;
-  std::int64_t width;  // a multiple of 16
+  std::int64_t width;  // a multiple of 32
 };
 
 struct AttentionVersion {
-  // query, float32, and out are [num_heads, width]; sink [num_heads] joins the denominator only.
+  // query and out are [num_heads, width]; a float32 query is split (see below). Scores add columns
+  // in the order of linear.h. sink [num_heads] joins the denominator only.
   // scratch: num_heads * (count rounded up to a multiple of 16) floats.
-  void (*attend)(const TokenKeys& keys, const float* query, int num_heads, const float* sink,
+  void (*attend)(const TokenKeys& keys, Values query, int num_heads, const float* sink,
                  float scale, float* scratch, Results out);
-  void (*widen_row)(Values x, std::int64_t count, float* out);
+
+  // Each chunk of 32 as its 16 odd values followed by its 16 even ones.
+  void (*split)(const float* x, std::int64_t count, float* out);
 
   // Indexer scores of 32 keys from dots [num_heads, 32]: heads are added one after the other, and
   // with `rounded` every intermediate value is rounded to bfloat16.

@@ -9,16 +9,41 @@ DEEPINFER_INLINE T at_most(T a, T b) {
   return a < b ? a : b;
 }
 
+DEEPINFER_INLINE Words load_pairs(const Bf16* x) {
+  Words pairs;
+  __builtin_memcpy(&pairs, x, sizeof pairs);
+  return pairs;
+}
+
+// 32 columns of a row: in one register, or as odd and even columns.
+struct PairedQuery {
+  Words pairs;
+  explicit DEEPINFER_INLINE PairedQuery(const Bf16* x) : pairs(load_pairs(x)) {}
+  DEEPINFER_INLINE Lanes times(Words key, Lanes sum) const { return add_pairs(pairs, key, sum); }
+};
+
+struct SplitQuery {
+  Lanes odd, even;
+  explicit DEEPINFER_INLINE SplitQuery(const float* x) : odd(load(x)), even(load(x + kLanes)) {}
+  DEEPINFER_INLINE Lanes times(Words key, Lanes sum) const {
+    return fused(even, even_values(key), fused(odd, odd_values(key), sum));
+  }
+};
+
+DEEPINFER_INLINE PairedQuery query_chunk(const Bf16* x) { return PairedQuery(x); }
+DEEPINFER_INLINE SplitQuery query_chunk(const float* x) { return SplitQuery(x); }
+
 // Scores of kTileHeads heads by kTileKeys keys.
-inline void score_tile(const float* const* query, const Bf16* const* keys, std::int64_t width,
+template <class Q>
+inline void score_tile(const Q* const* query, const Bf16* const* keys, std::int64_t width,
                        float (*out)[kTileKeys]) {
   Lanes sums[kTileHeads][kTileKeys] = {};
-  for (std::int64_t i = 0; i < width; i += kLanes) {
-    Lanes q[kTileHeads];
-    for (int h = 0; h < kTileHeads; ++h) q[h] = load(query[h] + i);
-    for (int k = 0; k < kTileKeys; ++k) {
-      const Lanes key = load(keys[k] + i);
-      for (int h = 0; h < kTileHeads; ++h) sums[h][k] = fused(q[h], key, sums[h][k]);
+  for (std::int64_t i = 0; i < width; i += kChunk) {
+    Words key[kTileKeys];
+    for (int k = 0; k < kTileKeys; ++k) key[k] = load_pairs(keys[k] + i);
+    for (int h = 0; h < kTileHeads; ++h) {
+      const auto q = query_chunk(query[h] + i);
+      for (int k = 0; k < kTileKeys; ++k) sums[h][k] = q.times(key[k], sums[h][k]);
     }
   }
   for (int h = 0; h < kTileHeads; ++h) {
@@ -45,14 +70,14 @@ inline float softmax(float* scores, std::int64_t count, std::int64_t padded, flo
 
 // Weighted sums of D * 16 columns for kTileHeads heads.
 template <int D>
-inline void value_tile(const float* const* weights, const Bf16* keys, std::int64_t count,
-                       std::int64_t width, Lanes (*sums)[D]) {
+inline void value_tile(const float* const* weights, const TokenKeys& keys, std::int64_t column,
+                       Lanes (*sums)[D]) {
   for (int h = 0; h < kTileHeads; ++h) {
     for (int d = 0; d < D; ++d) sums[h][d] = Lanes{};
   }
-  for (std::int64_t key = 0; key < count; ++key) {
+  for (std::int64_t key = 0; key < keys.count; ++key) {
     Lanes values[D];
-    for (int d = 0; d < D; ++d) values[d] = load(keys + key * width + d * kLanes);
+    for (int d = 0; d < D; ++d) values[d] = load(keys.rows[key] + column + d * kLanes);
     for (int h = 0; h < kTileHeads; ++h) {
       const Lanes weight = all_lanes(weights[h][key]);
       for (int d = 0; d < D; ++d) sums[h][d] = fused(weight, values[d], sums[h][d]);
@@ -64,7 +89,7 @@ template <int D>
 inline void sum_values(const TokenKeys& keys, const float* const* weights, const float* denominators,
                        int num_heads, std::int64_t column, Results out) {
   Lanes sums[kTileHeads][D];
-  value_tile<D>(weights, keys.rows + column, keys.count, keys.width, sums);
+  value_tile<D>(weights, keys, column, sums);
   typed(out, [&](auto* target) {
     for (int h = 0; h < num_heads; ++h) {
       for (int d = 0; d < D; ++d) {
@@ -74,12 +99,13 @@ inline void sum_values(const TokenKeys& keys, const float* const* weights, const
   });
 }
 
-inline void attend(const TokenKeys& keys, const float* query, int num_heads, const float* sink,
-                   float scale, float* scratch, Results out) {
+template <class Q>
+inline void attend_to(const TokenKeys& keys, const Q* query, int num_heads, const float* sink,
+                      float scale, float* scratch, Results out) {
   const std::int64_t padded = (keys.count + kLanes - 1) / kLanes * kLanes;
   for (int first = 0; first < num_heads; first += kTileHeads) {
     const int heads = at_most(kTileHeads, num_heads - first);
-    const float* queries[kTileHeads];
+    const Q* queries[kTileHeads];
     float* scores[kTileHeads];
     for (int h = 0; h < kTileHeads; ++h) {
       const int head = first + at_most(h, heads - 1);
@@ -89,7 +115,7 @@ inline void attend(const TokenKeys& keys, const float* query, int num_heads, con
     for (std::int64_t key = 0; key < keys.count; key += kTileKeys) {
       const Bf16* rows[kTileKeys];
       for (int k = 0; k < kTileKeys; ++k) {
-        rows[k] = keys.rows + at_most<std::int64_t>(key + k, keys.count - 1) * keys.width;
+        rows[k] = keys.rows[at_most<std::int64_t>(key + k, keys.count - 1)];
       }
       float tile[kTileHeads][kTileKeys];
       score_tile(queries, rows, keys.width, tile);
@@ -114,10 +140,14 @@ inline void attend(const TokenKeys& keys, const float* query, int num_heads, con
   }
 }
 
-inline void widen_row(Values x, std::int64_t count, float* out) {
-  typed(x, [&](auto* row) {
-    for (std::int64_t i = 0; i < count; i += kLanes) store(load(row + i), out + i);
-  });
+inline void attend(const TokenKeys& keys, Values query, int num_heads, const float* sink,
+                   float scale, float* scratch, Results out) {
+  typed(query,
+        [&](auto* q) { attend_to(keys, q, num_heads, sink, scale, scratch, out); });
+}
+
+inline void split(const float* x, std::int64_t count, float* out) {
+  for (std::int64_t i = 0; i < count; i += kChunk) split_chunk(x + i, out + i);
 }
 
 DEEPINFER_INLINE Lanes to_bf16_and_back(Lanes x) {
@@ -141,4 +171,4 @@ inline void index_totals(const float* dots, const float* weights, int num_heads,
   }
 }
 
-constexpr AttentionVersion kAttentionVersion = {&attend, &widen_row, &index_totals};
+constexpr AttentionVersion kAttentionVersion = {&attend, &split, &index_totals};

@@ -61,23 +61,79 @@ void load_rows(std::uintptr_t cache, int kind, std::int64_t width, std::int64_t 
   });
 }
 
+constexpr std::int64_t kMostPadding = 16;  // of a row of scores
+
 struct KeySet {
   CacheView cache;
   const std::int64_t* rows;  // [tokens, per_token], negative where there is none
   std::int64_t per_token;
 };
 
-// Keys of one token, in order, decoded one after the other.
-std::int64_t gather(const RecordVersion& version, const KeySet* sets, int num_sets,
-                    std::int64_t token, std::uint16_t* out) {
+// Decoded rows of the keys of neighbouring tokens, which share most of them in a prefill.
+class DecodedRows {
+ public:
+  // Forgets what it holds. `most` rows are asked for between two calls of make_room().
+  void begin(const RecordVersion& version, std::int64_t width, std::int64_t most) {
+    constexpr std::int64_t kBytes = 1 << 20;  // of a second-level cache
+    version_ = &version;
+    width_ = width;
+    most_ = most;
+    capacity_ = std::max(most, kBytes / (2 * width));
+    rows_ = memory_.get<std::uint16_t>(static_cast<std::size_t>(capacity_ * width));
+    std::size_t size = 64;
+    while (size < 2 * static_cast<std::size_t>(capacity_)) size *= 2;
+    if (entries_.size() < size) entries_.assign(size, Entry{});
+    clear();
+  }
+
+  // Pointers given out before may become invalid.
+  void make_room() {
+    if (count_ + most_ > capacity_) clear();
+  }
+
+  const std::uint16_t* row(const CacheView& cache, int set, std::int64_t number) {
+    const std::uint64_t key = 2 * static_cast<std::uint64_t>(number) + static_cast<unsigned>(set);
+    std::size_t place = static_cast<std::size_t>(key * 0x9E3779B97F4A7C15ull >> 32);
+    for (;; ++place) {
+      Entry& entry = entries_[place & (entries_.size() - 1)];
+      if (entry.age != age_) {
+        const std::uint8_t* bytes = cache.row(number);
+        entry = {key, age_, count_++};
+        version_->decode(cache.record, bytes, {rows_ + entry.index * width_, true});
+        return rows_ + entry.index * width_;
+      }
+      if (entry.key == key) return rows_ + entry.index * width_;
+    }
+  }
+
+ private:
+  struct Entry {
+    std::uint64_t key = 0, age = 0;
+    std::int64_t index = 0;
+  };
+
+  void clear() {
+    ++age_;
+    count_ = 0;
+  }
+
+  const RecordVersion* version_ = nullptr;
+  std::int64_t width_ = 0, most_ = 0, capacity_ = 0, count_ = 0;
+  std::uint64_t age_ = 0;
+  Workspace memory_;
+  std::uint16_t* rows_ = nullptr;
+  std::vector<Entry> entries_;
+};
+
+// Keys of one token, in order.
+std::int64_t gather(const KeySet* sets, int num_sets, std::int64_t token, DecodedRows& decoded,
+                    const std::uint16_t** out) {
+  decoded.make_room();
   std::int64_t count = 0;
   for (int s = 0; s < num_sets; ++s) {
     const KeySet& set = sets[s];
     for (std::int64_t i = token * set.per_token; i < (token + 1) * set.per_token; ++i) {
-      if (set.rows[i] < 0) continue;
-      const std::int64_t width = set.cache.record.width;
-      version.decode(set.cache.record, set.cache.row(set.rows[i]), {out + count * width, true});
-      ++count;
+      if (set.rows[i] >= 0) out[count++] = decoded.row(set.cache, s, set.rows[i]);
     }
   }
   if (count == 0) throw std::invalid_argument("token " + std::to_string(token) + " sees no key");
@@ -97,37 +153,50 @@ void sink_attention(std::uintptr_t query, bool is_bf16, std::int64_t tokens, std
                     std::int64_t selected_block_stride, std::int64_t selected_row_stride, std::uintptr_t selected_rows,
                     std::int64_t selected_per_token, std::uintptr_t out, bool out_is_bf16,
                     int num_threads) {
-  constexpr std::int64_t kHeads = 16;  // of one part; keys are decoded anew for each
-  const RecordVersion& records = current_records();
+  constexpr std::int64_t kHeads = 16;  // of one part, where tokens are few
   const AttentionVersion& version = current_attention();
   const KeySet sets[] = {
       {cache_view(window, window_kind, window_width, window_blocks, window_rows_per_block,
                   window_block_stride, window_row_stride),
        at<const std::int64_t>(window_rows), window_per_token},
-      {cache_view(selected, selected_kind, selected_width, selected_blocks, selected_rows_per_block,
-                  selected_block_stride, selected_row_stride),
+      {cache_view(selected, selected_kind, selected_width, selected_blocks,
+                  selected_rows_per_block, selected_block_stride, selected_row_stride),
        at<const std::int64_t>(selected_rows), selected_per_token}};
   const int num_sets = selected == 0 ? 1 : 2;
   const std::int64_t most = window_per_token + (num_sets == 2 ? selected_per_token : 0);
-  const std::int64_t at_once = tokens >= 2 * num_threads ? heads : kHeads;
-  const std::int64_t parts_per_token = (heads + at_once - 1) / at_once;
-  run_parts(threads_for(2 * tokens * heads * most * width, num_threads), tokens * parts_per_token,
+  const bool few = tokens < 2 * num_threads;
+  const std::int64_t heads_at_once = few ? kHeads : heads;
+  const std::int64_t head_parts = (heads + heads_at_once - 1) / heads_at_once;
+  const std::int64_t tokens_at_once = few ? 1 : (tokens + num_threads - 1) / num_threads;
+  const std::int64_t token_parts = (tokens + tokens_at_once - 1) / tokens_at_once;
+
+  const auto attend = [&](std::int64_t token, std::int64_t first_head, DecodedRows& decoded) {
+    static thread_local Workspace key_memory, query_memory, score_memory;
+    const std::int64_t count = std::min(heads_at_once, heads - first_head);
+    const std::int64_t element = (token * heads + first_head) * width;
+    auto** keys = key_memory.get<const std::uint16_t*>(static_cast<std::size_t>(most));
+    const std::int64_t num_keys = gather(sets, num_sets, token, decoded, keys);
+    float* scratch =
+        score_memory.get<float>(static_cast<std::size_t>(count * (num_keys + kMostPadding)));
+    Values queries = Values{at<const void>(query), is_bf16}.from(element);
+    if (!is_bf16) {
+      float* split = query_memory.get<float>(static_cast<std::size_t>(count * width));
+      version.split(static_cast<const float*>(queries.data), count * width, split);
+      queries.data = split;
+    }
+    version.attend({keys, num_keys, width}, queries, static_cast<int>(count),
+                   at<const float>(sink) + first_head, scale, scratch,
+                   Results{at<void>(out), out_is_bf16}.from(element));
+  };
+  run_parts(threads_for(2 * tokens * heads * most * width, num_threads), token_parts * head_parts,
             [&](std::int64_t part) {
-              static thread_local Workspace key_memory, query_memory, score_memory;
-              const std::int64_t token = part / parts_per_token;
-              const std::int64_t first = part % parts_per_token * at_once;
-              const std::int64_t count = std::min(at_once, heads - first);
-              const std::int64_t element = (token * heads + first) * width;
-              auto* keys = key_memory.get<std::uint16_t>(static_cast<std::size_t>(most * width));
-              float* wide = query_memory.get<float>(static_cast<std::size_t>(count * width));
-              const std::int64_t num_keys = gather(records, sets, num_sets, token, keys);
-              float* scratch =
-                  score_memory.get<float>(static_cast<std::size_t>(count * (num_keys + 16)));
-              version.widen_row(Values{at<const void>(query), is_bf16}.from(element),
-                                count * width, wide);
-              version.attend({keys, num_keys, width}, wide, static_cast<int>(count),
-                             at<const float>(sink) + first, scale, scratch,
-                             Results{at<void>(out), out_is_bf16}.from(element));
+              static thread_local DecodedRows decoded;
+              decoded.begin(current_records(), width, most);
+              const std::int64_t first = part / head_parts * tokens_at_once;
+              const std::int64_t last = std::min(first + tokens_at_once, tokens);
+              for (std::int64_t token = first; token < last; ++token) {
+                attend(token, part % head_parts * heads_at_once, decoded);
+              }
             });
 }
 

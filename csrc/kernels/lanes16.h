@@ -40,6 +40,10 @@ DEEPINFER_INLINE void store(Lanes lanes, Bf16* out) {
   __builtin_memcpy(out, &halves, sizeof halves);
 }
 
+// Of 16 pairs of bfloat16 values.
+DEEPINFER_INLINE Lanes odd_values(Words pairs) { return (Lanes)(pairs & 0xFFFF0000u); }
+DEEPINFER_INLINE Lanes even_values(Words pairs) { return (Lanes)(pairs << 16); }
+
 DEEPINFER_INLINE float load_one(const float* x) { return *x; }
 DEEPINFER_INLINE float load_one(const Bf16* x) { return from_bf16(*x); }
 DEEPINFER_INLINE void store_one(float x, float* out) { *out = x; }

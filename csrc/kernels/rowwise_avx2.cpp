@@ -28,6 +28,12 @@ inline __attribute__((always_inline)) Lanes fused(Lanes a, Lanes b, Lanes c) {
 }
 
 #include "lanes16.h"
+
+// Adds the products of two pairs to each lane, odd values first.
+DEEPINFER_INLINE Lanes add_pairs(Words a, Words b, Lanes sum) {
+  return fused(even_values(a), even_values(b), fused(odd_values(a), odd_values(b), sum));
+}
+
 #include "rowwise_body.h"
 #include "records_body.h"
 #include "attention_body.h"

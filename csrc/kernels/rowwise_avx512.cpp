@@ -6,7 +6,7 @@
 #include "records.h"
 #include "rowwise.h"
 
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq")
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")
 #include <immintrin.h>
 #pragma GCC diagnostic ignored "-Wpsabi"  // no vector leaves this file
 
@@ -22,6 +22,12 @@ inline __attribute__((always_inline)) Lanes fused(Lanes a, Lanes b, Lanes c) {
 }
 
 #include "lanes16.h"
+
+// Adds the products of two pairs to each lane, odd values first.
+DEEPINFER_INLINE Lanes add_pairs(Words a, Words b, Lanes sum) {
+  return (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512i)a, (__m512bh)(__m512i)b);
+}
+
 #include "rowwise_body.h"
 #include "records_body.h"
 #include "attention_body.h"

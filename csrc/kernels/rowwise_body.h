@@ -159,21 +159,53 @@ inline void expand_streams(Values row, Values streams, const float* post, const 
 
 // -- rotation -------------------------------------------------------------------------------------
 
+// Every element twice, for the two columns of a pair.
+DEEPINFER_INLINE Lanes load_twice(const float* x) {
+  Eight eight;
+  __builtin_memcpy(&eight, x, sizeof eight);
+  return __builtin_shufflevector(eight, eight, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+}
+
+template <class X, class Out>
+void turn(const X* x, const float* cos, const float* sin, std::int64_t pairs, float direction,
+          Out* out) {
+  constexpr std::int64_t kPairs = kLanes / 2;
+  const Lanes signs = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
+  std::int64_t pair = 0;
+  for (; pair + kPairs <= pairs; pair += kPairs) {
+    const Lanes v = load(x + 2 * pair);
+    const Lanes swapped =
+        __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    const Lanes turned = swapped * (load_twice(sin + pair) * (signs * direction));
+    store(v * load_twice(cos + pair) + turned, out + 2 * pair);
+  }
+  for (; pair < pairs; ++pair) {
+    const float even = load_one(x + 2 * pair), odd = load_one(x + 2 * pair + 1);
+    const float s = direction * sin[pair];
+    store_one(even * cos[pair] - odd * s, out + 2 * pair);
+    store_one(even * s + odd * cos[pair], out + 2 * pair + 1);
+  }
+}
+
+template <class X, class Out>
+void copy(const X* x, std::int64_t count, Out* out) {
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(load(x + i), out + i);
+  for (; i < count; ++i) store_one(load_one(x + i), out + i);
+}
+
+template <class X>
+void copy(const X* x, std::int64_t count, X* out) {
+  __builtin_memcpy(out, x, static_cast<std::size_t>(count) * sizeof(X));
+}
+
 inline void rotate(Values x, std::int64_t columns, const float* cos, const float* sin,
                    std::int64_t pairs, float direction, Results out) {
   const std::int64_t straight = columns - 2 * pairs;
   typed(x, [&](auto* row) {
     typed(out, [&](auto* target) {
-      std::int64_t i = 0;
-      for (; i + kLanes <= straight; i += kLanes) store(load(row + i), target + i);
-      for (; i < straight; ++i) store_one(load_one(row + i), target + i);
-      for (std::int64_t pair = 0; pair < pairs; ++pair) {
-        const float even = load_one(row + straight + 2 * pair);
-        const float odd = load_one(row + straight + 2 * pair + 1);
-        const float s = direction * sin[pair];
-        store_one(even * cos[pair] - odd * s, target + straight + 2 * pair);
-        store_one(even * s + odd * cos[pair], target + straight + 2 * pair + 1);
-      }
+      copy(row, straight, target);
+      turn(row + straight, cos, sin, pairs, direction, target + straight);
     });
   });
 }

@@ -171,6 +171,20 @@ def test_all_problems_are_reported_at_once(config, tensors):
 
 
 @pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scales_that_are_numbers_are_refused_by_name_and_reason(config, tensors, part, dtype):
+    """Powers of two, too: their bytes are no exponents."""
+    scales = [name for name in tensors if tensors[name].dtype == torch.float8_e8m0fnu]
+    changed = {**tensors, **{name: torch.ones(tensors[name].shape, dtype=dtype) for name in scales}}
+    with pytest.raises(WeightsError) as error:
+        load(config, changed, part)
+    text, name = str(error.value), {torch.float32: "F32", torch.bfloat16: "BF16"}[dtype]
+    assert f"{len(scales)} wrong dtype" in text
+    assert f"is {name}, expected F8_E8M0: scales are exponents" in text
+    assert "attn.wq_a.scale" in text and "ffn.experts" in text
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_each_absent_tensor_is_missed_by_name(config, tensors, part):
     """One tensor of every kind, and the other part does not care."""
     names = ["layers.0.hc_attn_fn", "head.weight", "layers.3.attn.compressor.wgate.weight"]

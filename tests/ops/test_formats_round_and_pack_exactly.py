@@ -22,6 +22,7 @@ RECORDED = json.loads((Path(__file__).parents[1] / "data" / "kv_formats.json").r
 RECORDS = {
     "mxfp8_kv_528": records.Fp8Record(512),
     "mxfp8_index_132": records.Fp8Record(128),
+    "fp8_fp32_index_132": records.FloatScaleRecord(128),
     "fp4_kv_288": records.Fp4FineRecord(512),
     "fp4_index_68": records.Fp4Record(128),
 }
@@ -54,9 +55,11 @@ def test_record_size_is_in_its_name(name):
     assert RECORDS[name].num_bytes == int(name.rsplit("_", 1)[1])
 
 
-@pytest.mark.parametrize("name", [name for name in RECORDS if name != "fp4_kv_288"])
+@pytest.mark.parametrize(
+    "name", [name for name in RECORDS if "mxfp8" in name or "index_68" in name]
+)
 def test_decoded_records_encode_to_themselves(name):
-    """True of power-of-two scales only: a scale rounded to e4m3 does not divide evenly again."""
+    """True of power-of-two scales only: a scale of another value does not divide evenly again."""
     _, stored = recorded_rows(name)
     record = RECORDS[name]
     values = record.decode(stored)
@@ -87,6 +90,30 @@ def test_fast_e4m3_decoding_equals_torchs_on_every_finite_code():
     assert torch.equal(formats.unpack_e4m3(finite_codes), wanted)
 
 
+def test_every_e4m3_code_survives_a_round_trip():
+    """Zeros keep their sign and NaN stays NaN."""
+    values = ALL_BYTES.view(torch.float8_e4m3fn).to(torch.float32)
+    codes = formats.to_e4m3(values).view(torch.uint8)
+    is_nan = (ALL_BYTES & 0x7F) == 0x7F
+    assert torch.equal(values.isnan(), is_nan)
+    assert torch.equal(codes[~is_nan], ALL_BYTES[~is_nan])
+    assert ((codes[is_nan] & 0x7F) == 0x7F).all()
+
+
+def test_e4m3_rounds_to_the_nearest_code_and_from_midpoints_to_the_even_one():
+    values = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    midpoints = (values[1:] + values[:-1]) / 2
+    lower = torch.arange(0x7E)
+    even = lower + lower % 2
+    for number, wanted in (
+        (midpoints.float(), even),
+        (torch.nextafter(midpoints.float(), torch.tensor(torch.inf)), lower + 1),
+        (torch.nextafter(midpoints.float(), torch.tensor(0.0)), lower),
+    ):
+        assert torch.equal(formats.to_e4m3(number).view(torch.uint8).long(), wanted)
+        assert torch.equal(formats.to_e4m3(-number).view(torch.uint8).long(), wanted + 0x80)
+
+
 def test_every_packed_fp4_byte_holds_the_even_element_low():
     values = formats.unpack_e2m1(ALL_BYTES).view(256, 2)
     table = torch.tensor([*formats.E2M1_VALUES, *(-value for value in formats.E2M1_VALUES)])
@@ -114,8 +141,27 @@ def test_fp4_code_is_a_nearest_value(numbers):
 
 
 @pytest.mark.parametrize("value", [449.0, 1e30, float("inf")])
-def test_e4m3_saturates(value):
-    assert formats.to_e4m3(torch.tensor([value, -value])).float().tolist() == [448.0, -448.0]
+def test_codes_saturate(value):
+    numbers = torch.tensor([value, -value])
+    assert formats.to_e4m3(numbers).float().tolist() == [448.0, -448.0]
+    assert formats.to_e2m1(numbers).tolist() == [7, 15]
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_rows_of_zeros_have_finite_scales_and_stay_zero(name):
+    record = RECORDS[name]
+    stored = record.encode(torch.zeros(2, record.width))
+    assert torch.equal(record.decode(stored), torch.zeros(2, record.width))
+    assert stored[:, record.num_value_bytes :].any(1).all(), "a scale of zero bytes alone"
+
+
+def test_fine_fp4_group_is_nan_for_nan_and_saturates_for_infinity():
+    rows = torch.randn(2, 32)
+    rows[0, 3], rows[1, 20] = float("nan"), -float("inf")
+    record = records.Fp4FineRecord(32)
+    found = record.decode(record.encode(rows))
+    assert found[0, :16].isnan().all() and found[0, 16:].isfinite().all()
+    assert found[1].isfinite().all() and found[1, 20] == -448.0 * 6.0
 
 
 @given(st.floats(min_value=2.0**-126, max_value=2.0**126, width=32))
@@ -128,6 +174,37 @@ def test_scales_round_up_to_a_power_of_two(number):
 def test_every_scale_byte_survives_a_round_trip():
     codes = ALL_BYTES[:255]
     assert torch.equal(formats.encode_ue8m0(formats.decode_ue8m0(codes)), codes)
+
+
+def test_scale_byte_of_nan_reads_as_nan_and_the_smallest_as_itself():
+    assert formats.decode_ue8m0(torch.tensor([255], dtype=torch.uint8)).isnan().all()
+    assert formats.decode_ue8m0(torch.tensor([0], dtype=torch.uint8)).item() == 2.0**-127
+
+
+@given(st.integers(1, 4), st.integers(0, 40), st.sampled_from([torch.int16, torch.int32]))
+def test_packed_scales_are_the_bytes_in_order_and_zeros_behind(rows, count, dtype):
+    scales = torch.randint(0, 256, (rows, count), dtype=torch.uint8)
+    packed = formats.pack_scales(scales, dtype)
+    held = dtype.itemsize * -(-count // dtype.itemsize)
+    assert packed.dtype == dtype and packed.shape == (rows, held // dtype.itemsize)
+    number = sum(
+        torch.nn.functional.pad(scales, (0, held - count))[:, byte :: dtype.itemsize].long()
+        << 8 * byte
+        for byte in range(dtype.itemsize)
+    )
+    assert torch.equal(packed.long() % (1 << 8 * dtype.itemsize), number)
+    assert torch.equal(formats.unpack_scales(packed, count), scales)
+    by_group = packed.mT.contiguous()
+    assert torch.equal(formats.unpack_scales(by_group.mT, count), scales)
+
+
+def test_other_packings_of_scales_are_refused():
+    packed = torch.zeros(2, 3, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"int64; allowed: torch.int32 \(SM100\), torch.int16"):
+        formats.pack_scales(torch.zeros(2, 4, dtype=torch.uint8), torch.int64)
+    for count in (8, 13):
+        with pytest.raises(ValueError, match=f"num_scales is {count}; 3 .* hold 9 to 12"):
+            formats.unpack_scales(packed, count)
 
 
 @pytest.mark.parametrize("scale", [0.3, 0.0, -1.0, 3.0, float("inf"), float("nan")])

@@ -1,8 +1,18 @@
 """Number formats and quantisers: FP8 (e4m3), FP4 (e2m1) and their scales, written once.
 
-Rounding is to the nearest value, ties to the even code; magnitudes beyond the largest value
-saturate. Scales are powers of two (UE8M0: one exponent byte) or, for FP4 groups of 16, e4m3.
-Packed FP4 keeps the even element in the low nibble.
+Rules, for every quantiser here and every kernel:
+
+- Rounding is to the nearest value, ties to the even code. Magnitudes beyond the largest value
+  saturate, infinity too. Codes keep the sign of zero.
+- Scales are powers of two (UE8M0: one byte, exponent + 127; 255 is NaN) or, for FP4 groups of 16,
+  e4m3. A scale is never zero: the largest magnitude of a group counts as at least some floor, so
+  that a group of zeros has a finite scale and codes of zero.
+- A group that is not finite gets the scale NaN and reads back as NaN, whole. FP4 groups of 16 do
+  so for NaN alone: their scale saturates at 448, and infinity reads back as 2688.
+- Packed FP4 keeps the even element in the low nibble.
+- A float32 scale is never taken for an exponent: ``encode_ue8m0`` refuses one that is no power of
+  two, and ``float_scales.with_power_of_two_scales`` converts, within a stated bound.
+
 Source: V4.1 specification, sections 2.4, 2.7, 2.8 and 5.
 """
 
@@ -76,7 +86,7 @@ def encode_ue8m0(scale: Tensor) -> Tensor:
         value = scale[~valid].flatten()[0].item()
         raise ValueError(
             f"scale {value} is not a power of two in 2**-127..2**127 and has no UE8M0 encoding; "
-            "round scales up with power_of_two_at_least() before encoding."
+            "convert codes and scales together: ops.float_scales.with_power_of_two_scales()."
         )
     return code.to(torch.uint8)
 
@@ -86,6 +96,37 @@ def decode_ue8m0(code: Tensor) -> Tensor:
     if code.dtype == torch.uint8:
         code = code.view(torch.float8_e8m0fnu)
     return code.to(torch.float32)
+
+
+def pack_scales(scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Pack scale bytes ``[..., n]``, uint8, into integers ``[..., ceil(n / bytes)]``.
+
+    The first scale is the lowest byte, as in memory; what is left over of the last integer is
+    zero. Matrix products on SM100 take four as int32, those of Ascend two as int16 (by groups:
+    ``pack_scales(...).mT``). Caches hold the same bytes unpacked.
+    """
+    spare = -scales.shape[-1] % _scales_in(dtype)
+    padded = torch.nn.functional.pad(scales, (0, spare)).contiguous()
+    return padded.flatten().view(dtype).view(*scales.shape[:-1], padded.shape[-1] // dtype.itemsize)
+
+
+def unpack_scales(packed: Tensor, num_scales: int) -> Tensor:
+    """The first ``num_scales`` scale bytes of every row of ``pack_scales``, uint8."""
+    held = packed.shape[-1] * _scales_in(packed.dtype)
+    if not held - packed.element_size() < num_scales <= held:
+        raise ValueError(
+            f"num_scales is {num_scales}; {packed.shape[-1]} integers of {packed.dtype} hold "
+            f"{max(held - packed.element_size() + 1, 0)} to {held}."
+        )
+    return packed.contiguous().view(torch.uint8)[..., :num_scales]
+
+
+def _scales_in(dtype: torch.dtype) -> int:
+    if dtype not in (torch.int16, torch.int32):
+        raise ValueError(
+            f"scales are packed as {dtype}; allowed: torch.int32 (SM100), torch.int16 (Ascend)."
+        )
+    return dtype.itemsize
 
 
 def fp8_scale(amax: Tensor) -> Tensor:
@@ -197,19 +238,21 @@ def quantise_fp8_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
     padded[:out, :columns] = weight
     amax = padded.abs().view(rows, FP8_BLOCK, groups, FP8_BLOCK).amax((1, 3))
     scale = fp8_scale(amax)
-    code = to_e4m3(weight.to(torch.float32) / _expand_blocks(scale, out, columns))
+    code = to_e4m3(weight.to(torch.float32) / expand_blocks(scale, weight))
     return code, encode_ue8m0(scale).view(torch.float8_e8m0fnu)
 
 
 def dequantise_fp8_blocks(weight: Tensor, scale: Tensor) -> Tensor:
     """Float32 values ``[out, in]`` of an e4m3 weight with 32x32 UE8M0 block scales."""
-    factors = _expand_blocks(decode_ue8m0(scale), *weight.shape)
-    return weight.to(torch.float32) * factors
+    return weight.to(torch.float32) * expand_blocks(decode_ue8m0(scale), weight)
 
 
-def _expand_blocks(scale: Tensor, out: int, columns: int) -> Tensor:
-    wide = scale.repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)
-    return wide[:out, :columns]
+def expand_blocks(
+    scale: Tensor, weight: Tensor, block: tuple[int, int] = (FP8_BLOCK, FP8_BLOCK)
+) -> Tensor:
+    """One value per element of ``weight`` ``[out, in]`` from one per block of rows and columns."""
+    wide = scale.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+    return wide[: weight.shape[0], : weight.shape[1]]
 
 
 def quantise_fp8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vllm_deepinfer.log import get_logger
 from vllm_deepinfer.models.deepseek_v41.config import V41Config
-from vllm_deepinfer.models.deepseek_v41.schema import DTYPE_NAMES, TensorSpec, schema
+from vllm_deepinfer.models.deepseek_v41.schema import DTYPE_NAMES, UE8M0, TensorSpec, schema
 from vllm_deepinfer.models.deepseek_v41.weight_problems import Problems
 
 logger = get_logger(__name__)
@@ -29,6 +29,7 @@ _OPTIONAL_PREFIX = "model."
 _DRAFT_PREFIX = "mtp."
 _VISION_PREFIXES = ("vision.", "aligner.", "image_")
 _VISION_BIAS = ".ffn.gate.bias_vl"
+_NUMBERS = ": scales are exponents, one byte each; numbers are neither taken for them nor rounded"
 _EXPERT = re.compile(r"(.+\.ffn\.experts)\.(\d+)\.(w[123]\.(?:weight|scale))")
 
 
@@ -141,7 +142,8 @@ def _is_vision(name: str) -> bool:
 def _matches(tensor: Tensor, spec: TensorSpec, problems: Problems) -> bool:
     if tensor.dtype != spec.dtype:
         found, wanted = (DTYPE_NAMES.get(d, str(d)) for d in (tensor.dtype, spec.dtype))
-        problems.add("wrong dtype", spec.name, f"is {found}, expected {wanted}")
+        reason = _NUMBERS if spec.dtype == UE8M0 and tensor.is_floating_point() else ""
+        problems.add("wrong dtype", spec.name, f"is {found}, expected {wanted}{reason}")
         return False
     if tuple(tensor.shape) != spec.shape:
         problems.add(

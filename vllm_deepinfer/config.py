@@ -147,8 +147,8 @@ class DeepInferConfig:
     step_trace: str = option(
         "",
         "Path of a file to append to: one JSON line per step of the engine core, with what was "
-        "voted, scheduled, expected and measured, for diagnosis; data-parallel rank 1 adds `.1` to "
-        "it and so on. Empty: nothing is written.",
+        "voted, scheduled and measured, for diagnosis; data-parallel rank 1 adds `.1` to it and so "
+        "on. Empty: nothing is written.",
     )
 
     def __post_init__(self) -> None:

@@ -8,10 +8,11 @@ time to dequantise them, because no memory holds the published model so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
+import vllm_kernels
 from torch import Tensor
 
 from vllm_deepinfer.ops import formats
@@ -34,6 +35,7 @@ class Case:
 
     read_bytes: weights as stored, with their scales, or rows where there are none.
     products: multiplications and additions, two each.
+    peers: kernels of others, by name; see `vllm_kernels.py`.
     """
 
     operation: str
@@ -44,6 +46,7 @@ class Case:
     run: Run
     reference: Run
     usual: Run | None = None
+    peers: Mapping[str, Run] = field(default_factory=dict)
 
 
 def copies(num_bytes: int) -> int:
@@ -62,8 +65,9 @@ def fp8_layers() -> Iterator[Case]:
         (1280, 5120), (32768, 1280), (5120, 8192), (2304, 5120), (5120, 2304), (128, 256),
     ):  # fmt: skip
         weights = [fp8_weight(out, columns) for _ in range(copies(out * columns))]
+        others = vllm_kernels.Fp8Layers(weights)
         for rows in (1, 6, 32, 256):
-            yield fp8_case(weights, rows, 1)
+            yield fp8_case(weights, rows, 1, others)
 
 
 def grouped_output() -> Iterator[Case]:
@@ -72,7 +76,12 @@ def grouped_output() -> Iterator[Case]:
         yield fp8_case(weights, rows, 8)
 
 
-def fp8_case(weights: list[tuple[Tensor, Tensor]], rows: int, groups: int) -> Case:
+def fp8_case(
+    weights: list[tuple[Tensor, Tensor]],
+    rows: int,
+    groups: int,
+    others: vllm_kernels.Fp8Layers | None = None,
+) -> Case:
     out, columns = weights[0][0].shape
     plain = torch.randn(rows, groups * columns).to(BF16)
     x, scales = quantise_fp8(plain) if groups == 1 else (plain, None)
@@ -102,6 +111,7 @@ def fp8_case(weights: list[tuple[Tensor, Tensor]], rows: int, groups: int) -> Ca
         lambda call: fp8_linear(x, scales, *weights[call % len(weights)], BF16, groups),
         lambda call: reference.fp8_linear(x, scales, *weights[call % len(weights)], BF16, groups),
         single if groups == 1 else usual,
+        others.runs(plain, x) if others else {},
     )
 
 
@@ -139,11 +149,14 @@ def routed_experts() -> Iterator[Case]:
         (5120, 2304, ((1, 1), (6, 1), (32, 2), (256, 2))), (256, 128, ((1, 2), (32, 2))),
     ):  # fmt: skip
         stacks = expert_stacks(8, hidden, inter)
+        others = vllm_kernels.Fp4Experts(stacks)
         for rows, per_token in shapes:
-            yield expert_case(stacks, rows, per_token)
+            yield expert_case(stacks, rows, per_token, others)
 
 
-def expert_case(stacks: list[Tensor], rows: int, per_token: int) -> Case:
+def expert_case(
+    stacks: list[Tensor], rows: int, per_token: int, others: vllm_kernels.Fp4Experts
+) -> Case:
     inter, hidden = stacks[0].shape[1], 2 * stacks[0].shape[2]
     plain = torch.randn(rows, hidden).to(BF16)
     x, scales = quantise_fp8(plain)
@@ -181,6 +194,7 @@ def expert_case(stacks: list[Tensor], rows: int, per_token: int) -> Case:
         lambda call: fp4_experts(*arguments(call)),
         lambda call: reference.fp4_experts(*arguments(call)),
         usual,
+        others.runs(plain, offsets, weights),
     )
 
 

@@ -4,7 +4,8 @@
 
 Each figure is the best of several calls: on a machine that others use, too, the best is what the
 kernel can do. The bound is a loop that only reads memory, measured in the same run between cases.
-Cases are in `kernel_cases.py` and `model_kernel_cases.py`. It asserts nothing.
+Cases are in `kernel_cases.py` and `model_kernel_cases.py`, kernels of others to compare with in
+`vllm_kernels.py`. It asserts nothing. `docs/make_kernels_figures.py` makes a page of the result.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from kernel_cases import OPERATIONS as LINEAR_OPERATIONS
 from kernel_cases import Case, Run
 from machine import describe_machine, load_average
 from model_kernel_cases import OPERATIONS as MODEL_OPERATIONS
+from vllm_kernels import SCALED_MM, VLLM
 
 from vllm_deepinfer.ops.library import cpu_kernels
 
 OPERATIONS = [*LINEAR_OPERATIONS, *MODEL_OPERATIONS]
 CALLS, SECONDS = 60, 0.4  # a measurement ends at either, after two calls at least
 REGION_BYTES, REGIONS = 1 << 26, 6
-_ROW = "{:<26} {:<20} {:>5} {:>10} {:>8} {:>7} {:>8} {:>9} {:>8}"
+PEERS = (VLLM, SCALED_MM)
+_ROW = "{:<26} {:<20} {:>5} {:>10} {:>8} {:>7} {:>8} {:>9} {:>8} {:>8} {:>9}"
 
 
 def best_s(run: Run) -> float:
@@ -73,6 +76,7 @@ def measure(case: Case) -> dict[str, Any]:
         "flop_per_s": 2 * case.products / seconds,
         "reference_ms": 1e3 * best_s(case.reference),
         "usual_ms": None if case.usual is None else 1e3 * best_s(case.usual),
+        "peers_ms": {name: 1e3 * best_s(peer) for name, peer in case.peers.items()},
     }
 
 
@@ -108,11 +112,20 @@ def table(result: dict[str, Any]) -> str:
         f"memory read: {result['memory_bytes_per_s'] / 1e9:.1f} GB/s",
         "",
         _ROW.format(
-            "operation", "shape", "rows", "ms", "GB/s", "share", "GFLOP/s", "reference", "usual"
-        ),
+            "operation",
+            "shape",
+            "rows",
+            "ms",
+            "GB/s",
+            "share",
+            "GFLOP/s",
+            "reference",
+            "usual",
+            *PEERS,
+        ),  # fmt: skip
     ]
     for entry in result["cases"]:
-        usual = entry["usual_ms"]
+        others = [entry["usual_ms"], *(entry["peers_ms"].get(name) for name in PEERS)]
         lines.append(
             _ROW.format(
                 entry["operation"],
@@ -123,7 +136,7 @@ def table(result: dict[str, Any]) -> str:
                 f"{entry['share_of_bandwidth']:.0%}",
                 f"{entry['flop_per_s'] / 1e9:.0f}",
                 f"{entry['reference_ms'] / entry['ms']:.1f}x",
-                "" if usual is None else f"{usual / entry['ms']:.1f}x",
+                *("" if other is None else f"{other / entry['ms']:.1f}x" for other in others),
             )
         )
     return "\n".join(lines)

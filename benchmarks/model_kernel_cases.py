@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import vllm_kernels
 from kernel_cases import BF16, Case
 from torch import Tensor
 
@@ -32,6 +33,7 @@ def norms() -> Iterator[Case]:
             lambda call, x=x, w=weight: norm.rms_norm(x, w, EPS, BF16),
             lambda call, x=x, w=weight: norm._reference(x, w, EPS, BF16),
             lambda call, x=x, w=weight: torch.nn.functional.rms_norm(x, w.shape, w, EPS),
+            vllm_kernels.rms_norm(x, weight, EPS),
         )
 
 
@@ -47,6 +49,7 @@ def mixes() -> Iterator[Case]:
             24 * x.numel(),
             lambda call, x=x, w=weights: streams.stream_mixes(x, *w),
             lambda call, x=x, w=weights: streams._mixes_reference(x, *w),
+            peers=vllm_kernels.stream_mixes(x, weights),
         )
         pre, post, comb = streams.stream_mixes(x, *weights)
         out = x[:, 0].contiguous()
@@ -68,6 +71,7 @@ def mixes() -> Iterator[Case]:
             5 * x.numel(),
             lambda call, a=arguments: streams.expand_streams(*a),
             lambda call, a=arguments: streams._expand_reference(*a),
+            peers=vllm_kernels.expand_streams(out, x, post, comb),
         )
 
 
@@ -132,6 +136,7 @@ def attended() -> Iterator[Case]:
             lambda call, q=heads_as_rows, k=keys: torch.nn.functional.scaled_dot_product_attention(
                 q, k, k
             ),
+            vllm_kernels.sink_attention(query, sink, window_rows, selected_rows),
         )
 
 
@@ -178,6 +183,7 @@ def routed() -> Iterator[Case]:
             0,
             lambda call, a=arguments: router.route(*a),
             lambda call, a=arguments: router._route_reference(*a),
+            peers=vllm_kernels.route(arguments[0], arguments[1], count, 1.5),
         )
 
 

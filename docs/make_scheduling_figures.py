@@ -7,11 +7,12 @@ Takes a few minutes. The numbers depend on the code and the seeds alone, not on 
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from pages import rewrite, table
 
 from vllm_deepinfer.simulator import Simulation, scenario_from
 from vllm_deepinfer.simulator.plots import new_figure, plot_quantiles, png
@@ -80,11 +81,6 @@ def figures(*options: dict[str, Any]) -> dict[str, Any]:
     """What one run measured; later options win."""
     merged = {name: value for part in options for name, value in part.items()}
     return Simulation(scenario_from(merged)).run().summary()
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def show(text: str) -> None:
@@ -267,16 +263,6 @@ def loads() -> str:
             [f"{name}: TTFT p99", *(f"{summary['ttft_ms']['p99']:.0f}" for summary in summaries)]
         )
     return table(["ms at prompts/s", *map(str, RATES)], rows)
-
-
-def rewrite(page: str, name: str, content: str) -> str:
-    """The page with what stands between the marks of this name replaced."""
-    begin, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
-    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    changed, count = pattern.subn(lambda _: f"{begin}\n{content}\n\n{end}", page)
-    if count != 1:
-        sys.exit(f"{PAGE} has {count} places marked {begin.strip()}; it needs one")
-    return changed
 
 
 if __name__ == "__main__":

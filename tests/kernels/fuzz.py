@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 EXTENSION = "vllm_deepinfer._kernels"
+SANITIZED = b"__asan_report_store"  # what instrumented stores call
 EXAMPLES_AT_ONCE = 200
 
 
@@ -32,6 +33,8 @@ def use_extension(path: str) -> None:
     spec = importlib.util.spec_from_file_location(EXTENSION, path)
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise SystemExit(f"--extension is {path}; allowed: the path of a built _kernels extension.")
+    if SANITIZED not in Path(path).read_bytes():
+        raise SystemExit(f"--extension {path} was not compiled with -fsanitize=address.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[EXTENSION] = module
     spec.loader.exec_module(module)

@@ -11,7 +11,6 @@ in one process; the best run counts, and all runs are in the JSON. Nothing is as
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 from child import run_probe
 from machine import describe_machine
+from publish import publish
 from serving import best, show
 
 FORMAT_VERSION = 1
@@ -201,9 +201,4 @@ def result_table(result: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     options = arguments()
-    measured = main(options)
-    document = json.dumps(measured, indent=2)
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(document + "\n", encoding="utf-8")
-    print(document if options.json else result_table(measured))
+    publish(options, main(options), result_table)

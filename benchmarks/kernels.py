@@ -11,7 +11,6 @@ Cases are in `kernel_cases.py` and `model_kernel_cases.py`, kernels of others to
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from kernel_cases import OPERATIONS as LINEAR_OPERATIONS
 from kernel_cases import Case, Run
 from machine import describe_machine, load_average
 from model_kernel_cases import OPERATIONS as MODEL_OPERATIONS
+from publish import publish
 from vllm_kernels import SCALED_MM, VLLM
 
 from vllm_deepinfer.ops.library import cpu_kernels
@@ -156,11 +156,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--only", default="", help="operations whose name contains this")
     options = parser.parse_args()
-    result = run(options.threads, options.only)
-    text = json.dumps(result, indent=1)
-    if options.out:
-        options.out.write_text(text + "\n", encoding="utf-8")
-    print(text if options.json else table(result))
+    publish(options, run(options.threads, options.only), table)
 
 
 if __name__ == "__main__":

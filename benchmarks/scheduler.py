@@ -11,7 +11,6 @@ runs counts, and all runs are in the JSON. Nothing is asserted.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 from machine import describe_machine, load_average
 from mixin import CASES, MOST_STEPS, cell, measure_mixin, mixin_table
 from mixin_probe import MEANING as MIXIN_MEANING
+from publish import publish
 from serving import show
 
 FORMAT_VERSION = 2
@@ -106,9 +106,4 @@ def result_table(result: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     options = arguments()
-    measured = main(options)
-    document = json.dumps(measured, indent=2)
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(document + "\n", encoding="utf-8")
-    print(document if options.json else result_table(measured))
+    publish(options, main(options), result_table)

@@ -23,6 +23,7 @@ from typing import Any
 
 from machine import PeakMemory, describe_machine, load_average
 from peer import count_parameters, make_llama
+from publish import publish
 from tables import profile_tables, result_table
 
 FORMAT_VERSION = 1
@@ -242,9 +243,4 @@ def show(text: str) -> None:
 
 if __name__ == "__main__":
     options = arguments()
-    measured = main(options)
-    document = json.dumps(measured, indent=2)
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(document + "\n", encoding="utf-8")
-    print(document if options.json else result_table(measured) + profile_tables(measured))
+    publish(options, main(options), lambda result: result_table(result) + profile_tables(result))

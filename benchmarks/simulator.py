@@ -9,13 +9,13 @@ process count, the wall clock's are beside them. Nothing is asserted.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from machine import describe_machine, load_average
+from publish import publish
 
 from vllm_deepinfer.simulator import Simulation, scenario_from
 
@@ -103,9 +103,4 @@ def result_table(result: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     options = arguments()
-    measured = main(options)
-    document = json.dumps(measured, indent=2)
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(document + "\n", encoding="utf-8")
-    print(document if options.json else result_table(measured))
+    publish(options, main(options), result_table)

@@ -14,8 +14,7 @@ from vllm.platforms.cpu import CpuPlatform
 
 from vllm_deepinfer.config import DeepInferConfig
 from vllm_deepinfer.log import get_logger, info_once
-from vllm_deepinfer.platforms import fork_safety, rank_cores
-from vllm_deepinfer.registration import ARCHITECTURE
+from vllm_deepinfer.platforms import fork_safety, our_model, rank_cores
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -32,22 +31,6 @@ DEFAULT_KV_CACHE_BYTES = 1 << 29
 _START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 # Read before vLLM's CPU platform overwrites it, so that a user's choice can be told from that.
 _USER_START_METHOD = os.environ.get(_START_METHOD)
-
-
-def is_our_model(vllm_config: VllmConfig) -> bool:
-    """Whether the configuration is for the architecture this package serves."""
-    model_config = vllm_config.model_config
-    return model_config is not None and ARCHITECTURE in (model_config.architectures or ())
-
-
-def scheduler_class(async_scheduling: bool) -> str:
-    """Qualified name of the scheduler for a user who chose none.
-
-    vLLM takes a wrong pair of class and `async_scheduling` without complaint and then miscounts
-    tokens, so both are decided in one place.
-    """
-    name = "DeepInferAsyncScheduler" if async_scheduling else "DeepInferScheduler"
-    return f"vllm_deepinfer.scheduler.mixin.{name}"
 
 
 @dataclass(frozen=True)
@@ -97,7 +80,7 @@ class DeepInferCpuPlatform(CpuPlatform):
             vllm_deepinfer.platforms.refusals.UnsupportedOptionError: an option of vLLM cannot be
                 honoured.
         """
-        if not is_our_model(vllm_config):
+        if not our_model.is_our_model(vllm_config):
             super().check_and_update_config(vllm_config)
             return
         from vllm_deepinfer.platforms import v2_config
@@ -109,8 +92,8 @@ class DeepInferCpuPlatform(CpuPlatform):
         refuse_unsupported(vllm_config)
         refuse_broken_promise(options, vllm_config)
         _choose_worker_and_memory(vllm_config)
-        _choose_grammar_backend(vllm_config)
-        _keep_matched_blocks(vllm_config)
+        our_model.choose_grammar_backend(vllm_config)
+        our_model.keep_matched_blocks(vllm_config)
         settings = _UserSettings.read(vllm_config)
         super().check_and_update_config(vllm_config)
         settings.restore(vllm_config)
@@ -118,9 +101,7 @@ class DeepInferCpuPlatform(CpuPlatform):
         _run_eagerly(vllm_config)
         widen_bad_word_tables()
         cls._serves_our_model = True
-        scheduler = vllm_config.scheduler_config
-        if scheduler.scheduler_cls is None:
-            scheduler.scheduler_cls = scheduler_class(bool(scheduler.async_scheduling))
+        our_model.choose_scheduler(vllm_config)
         _choose_start_method()
         rank_cores.bind_ranks(vllm_config)
         _announce(vllm_config)
@@ -139,7 +120,7 @@ class DeepInferCpuPlatform(CpuPlatform):
     @classmethod
     def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:
         """Leaves this model's block size alone: its cache groups are declared for it."""
-        if not is_our_model(vllm_config):
+        if not our_model.is_our_model(vllm_config):
             super().update_block_size_for_backend(vllm_config)
 
     @classmethod
@@ -148,7 +129,7 @@ class DeepInferCpuPlatform(CpuPlatform):
         from vllm.config import get_current_vllm_config_or_none
 
         config = get_current_vllm_config_or_none()
-        if config is not None and is_our_model(config):
+        if config is not None and our_model.is_our_model(config):
             return COMMUNICATOR_CLASS
         return super().get_device_communicator_cls()
 
@@ -171,15 +152,6 @@ def _choose_worker_and_memory(vllm_config: VllmConfig) -> None:
         cache.kv_cache_memory_bytes = DEFAULT_KV_CACHE_BYTES
 
 
-def _choose_grammar_backend(vllm_config: VllmConfig) -> None:
-    structured_outputs = vllm_config.structured_outputs_config
-    # Under "auto" the first constrained request of a server's life fixes its backend. If that one
-    # needs guidance, every forced tool call afterwards is an internal error (seen with 0.32.0:
-    # KeyError 'triggers'). With xgrammar, a schema it cannot honour is refused in the request.
-    if structured_outputs.backend == "auto":
-        structured_outputs.backend = "xgrammar"
-
-
 def _choose_start_method() -> None:
     """Forks workers on Linux unless the user said otherwise.
 
@@ -189,17 +161,6 @@ def _choose_start_method() -> None:
     os.environ[_START_METHOD] = method
     if method == "fork":
         fork_safety.install()
-
-
-def _keep_matched_blocks(vllm_config: VllmConfig) -> None:
-    """Let a prefix hit keep its last block under drafting.
-
-    vLLM drops it for drafters whose rows depend on the token after them; DSpark's depend on the
-    target's layers alone. From 0.33 vLLM knows that, and no longer drops it here.
-    """
-    speculative = vllm_config.speculative_config
-    if speculative is not None:
-        speculative.disable_eagle_block_drop = True
 
 
 def _run_eagerly(vllm_config: VllmConfig) -> None:

@@ -1,6 +1,6 @@
-"""What cannot hold for DeepSeek-V4.1 on the CPU platform: refused at start-up, by name.
+"""What cannot hold for DeepSeek-V4.1 on a platform: refused at start-up, by name.
 
-Every rule that fails is reported, together, in one error.
+A platform has a tuple of rules; the CPU platform's is here. Every rule that fails is reported, together, in one error.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _ONE_SERVER = "one server starts all data-parallel ranks, on its own machine"
 _FIXED_RANKS = "ranks and their experts stay as they were at the start"
 _NOT_YET = "not available with this model yet"
 
-RULES: tuple[Rule, ...] = (
+CPU_RULES: tuple[Rule, ...] = (
     Rule(
         "--tensor-parallel-size",
         lambda c: c.parallel_config.tensor_parallel_size,
@@ -216,19 +216,23 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def refuse_unsupported(vllm_config: VllmConfig) -> None:
-    """Checks every rule.
+def refuse_unsupported(
+    vllm_config: VllmConfig,
+    rules: tuple[Rule, ...] = CPU_RULES,
+    platform: str = "the CPU platform",
+) -> None:
+    """Checks every rule of a platform.
 
     Raises:
         UnsupportedOptionError: names each option, its value and the values allowed.
     """
     broken = []
-    for rule in RULES:
+    for rule in rules:
         value = rule.read(vllm_config)
         if value not in rule.allowed:
             allowed = ", ".join("unset" if v is None else str(v) for v in rule.allowed)
             broken.append(f"{rule.flag} is {value} (allowed: {allowed}; {rule.why})")
     if broken:
         raise UnsupportedOptionError(
-            f"DeepSeek-V4.1 on the CPU platform refuses: {'; '.join(broken)}."
+            f"DeepSeek-V4.1 on {platform} refuses: {'; '.join(broken)}."
         )

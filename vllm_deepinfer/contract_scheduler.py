@@ -1,4 +1,4 @@
-"""What the scheduler mixin edits, reads and overrides of vLLM's schedulers: part of the contract."""
+"""What the scheduler mixin edits, reads and overrides of vLLM's schedulers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What cannot hold for DeepSeek-V4.1 on a platform: refused at start-up, by name.
 
-A platform has a tuple of rules; the CPU platform's is here. Every rule that fails is reported, together, in one error.
+A platform has a tuple of rules; the CPU platform's is here. Every rule that fails is reported,
+together, in one error.
 """
 
 from __future__ import annotations
@@ -233,6 +234,4 @@ def refuse_unsupported(
             allowed = ", ".join("unset" if v is None else str(v) for v in rule.allowed)
             broken.append(f"{rule.flag} is {value} (allowed: {allowed}; {rule.why})")
     if broken:
-        raise UnsupportedOptionError(
-            f"DeepSeek-V4.1 on {platform} refuses: {'; '.join(broken)}."
-        )
+        raise UnsupportedOptionError(f"DeepSeek-V4.1 on {platform} refuses: {'; '.join(broken)}.")

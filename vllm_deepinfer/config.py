@@ -61,6 +61,19 @@ class DeepInferConfig:
         "chunks or on prefix-cache hits. The C++ kernels keep it at no cost; the start is refused "
         "where they are not used.",
     )
+    model: str = option(
+        "auto",
+        "Whose model class runs on SM100: `vllm`'s, `deepinfer`'s of this package, or `auto`, "
+        "which is `vllm` there until this package's is measured to be faster. Elsewhere vLLM has "
+        "none, `auto` and `deepinfer` are the same and `vllm` is refused.",
+        choices=("auto", "deepinfer", "vllm"),
+    )
+    sync_guard: str = option(
+        "off",
+        "What to do when the host waits for the accelerator within a step, which stalls it: "
+        "`warn` or `error`. For diagnosis; a CPU has nothing to wait for.",
+        choices=("off", "warn", "error"),
+    )
     confidence_calibration: str = option(
         "",
         "Path of a file made by `vllm-deepinfer calibrate`: its temperatures turn the confidence "

@@ -19,6 +19,7 @@ from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
 from vllm_deepinfer.contract_distributed import DISTRIBUTED
 from vllm_deepinfer.contract_model import DRAFTING, MODEL, VENDOR_KERNELS
 from vllm_deepinfer.contract_scheduler import SCHEDULER, STEP_TIMES
+from vllm_deepinfer.contract_sm100 import SM100
 
 _PLATFORM = "vllm.platforms.cpu"
 _INTERFACE = "vllm.platforms.interface"
@@ -176,4 +177,5 @@ CONTRACT: tuple[Symbol, ...] = (
     *DISTRIBUTED,
     *SCHEDULER,
     *STEP_TIMES,
+    *SM100,
 )

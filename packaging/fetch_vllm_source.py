@@ -1,9 +1,11 @@
-"""Puts the Python files of a released vLLM wheel into a folder, for the contract test.
+"""Puts a released vLLM wheel into a folder without its binaries, to be read and to be run.
 
     python packaging/fetch_vllm_source.py 0.33.0 .cache/vllm-0.33.0-src
+    PYTHONPATH=.cache/vllm-0.33.0-src DEEPINFER_PLATFORM=cpu vllm serve ...
 
-The wheel (336 MB for 0.33.0) is downloaded by pip into a temporary folder, of which about 40 MB of
-Python files are kept. vLLM 0.33 itself has no CPU build, so its source is read, not run.
+The wheel (336 MB for 0.33.0) is downloaded by pip into a temporary folder, of which the Python
+files, the data they read and the distribution's metadata are kept, about 60 MB. The binaries are for
+CUDA: vLLM 0.33 has no CPU build. The CPU platform does without (`platforms/cpu_operations.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,14 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+
+# Python, tables of kernels and models, chat templates, the browser's pages, scripts.
+DATA_SUFFIXES = (".py", ".json", ".jinja", ".js", ".css", ".sh", ".typed")
+
+
+def is_kept(name: str) -> bool:
+    """Whether a wheel's file is neither a binary nor source of one; metadata is kept whole."""
+    return name.split("/")[0].endswith(".dist-info") or name.endswith(DATA_SUFFIXES)
 
 
 def fetch(version: str, destination: Path) -> int:
@@ -35,7 +45,7 @@ def fetch(version: str, destination: Path) -> int:
         (wheel,) = scratch.glob("vllm-*.whl")
         unpacked = scratch / "unpacked"
         with zipfile.ZipFile(wheel) as archive:
-            names = [n for n in archive.namelist() if n.startswith("vllm/") and n.endswith(".py")]
+            names = [name for name in archive.namelist() if is_kept(name)]
             archive.extractall(unpacked, names)
         shutil.rmtree(destination, ignore_errors=True)
         unpacked.rename(destination)

@@ -16,6 +16,7 @@ Names of methods are written `Class.method`; a method may come from a base class
 from __future__ import annotations
 
 from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
+from vllm_deepinfer.contract_builds import BUILDS
 from vllm_deepinfer.contract_distributed import DISTRIBUTED
 from vllm_deepinfer.contract_model import DRAFTING, MODEL, VENDOR_KERNELS
 from vllm_deepinfer.contract_scheduler import SCHEDULER, STEP_TIMES
@@ -168,6 +169,7 @@ VOTE: tuple[Symbol, ...] = (
 
 CONTRACT: tuple[Symbol, ...] = (
     *PLATFORM,
+    *BUILDS,
     *WORKER,
     *REGISTRATION,
     *VOTE,

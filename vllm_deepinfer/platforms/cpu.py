@@ -14,7 +14,8 @@ from vllm.platforms.cpu import CpuPlatform
 
 from vllm_deepinfer.config import DeepInferConfig
 from vllm_deepinfer.log import get_logger, info_once
-from vllm_deepinfer.platforms import fork_safety, our_model, rank_cores
+from vllm_deepinfer.platforms import cpu_operations, fork_safety, our_model, rank_cores
+from vllm_deepinfer.platforms.vllm_build import is_cpu_build
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -81,6 +82,7 @@ class DeepInferCpuPlatform(CpuPlatform):
                 honoured.
         """
         if not our_model.is_our_model(vllm_config):
+            cpu_operations.refuse_other_models(vllm_config)
             super().check_and_update_config(vllm_config)
             return
         from vllm_deepinfer.platforms import v2_config
@@ -105,6 +107,14 @@ class DeepInferCpuPlatform(CpuPlatform):
         _choose_start_method()
         rank_cores.bind_ranks(vllm_config)
         _announce(vllm_config)
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """vLLM's CPU kernels; where the installed build has none, the operations that we need."""
+        if is_cpu_build():
+            super().import_kernels()
+        else:
+            cpu_operations.define()
 
     @classmethod
     def validate_request(cls, processed_inputs: Any, params: Any) -> None:

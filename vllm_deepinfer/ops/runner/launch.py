@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import vllm.v1
+import vllm.v1.worker.gpu_worker as gpu_worker
 from vllm.triton_utils import triton
 from vllm.triton_utils.dispatcher import KernelOverride, register_kernels
 from vllm.triton_utils.importing import TritonPlaceholder
@@ -97,6 +98,9 @@ def install(kernels: Mapping[str, Callable[..., Any]], reasons: Mapping[str, str
         check_parameters(name, wrappers[name].arg_names, positional_names(kernel))
     for wrapper in wrappers.values():
         TorchKernel.adopt(wrapper)
+    if hasattr(gpu_worker, "HAS_TRITON"):
+        # From 0.33 a worker reads it once, to refuse the V2 runner where its kernels cannot run.
+        gpu_worker.HAS_TRITON = True
 
 
 def _wrapper(name: str) -> KernelOverride:

@@ -12,12 +12,16 @@ __version__ = "0.1.0"
 def platform() -> str | None:
     """Names the platform class for this machine, or None to leave vLLM's own choice alone.
 
-    vLLM calls this twice per process and before vLLM itself can be imported, so it is pure: it
-    reads the environment and the hardware and changes nothing.
+    vLLM calls this twice per process and before vLLM itself can be imported: it reads the
+    environment and the hardware, says once what a user must know, and changes nothing.
     """
+    from vllm_deepinfer.log import get_logger, warn_once
     from vllm_deepinfer.platforms.detect import detect
 
-    return detect().qualname
+    detection = detect()
+    if detection.warning is not None:
+        warn_once(get_logger(__name__), detection.warning)
+    return detection.qualname
 
 
 def register() -> None:

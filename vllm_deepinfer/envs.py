@@ -53,6 +53,16 @@ def reference_ops(environ: Mapping[str, str] | None = None) -> bool:
     return _boolean("DEEPINFER_REFERENCE_OPS", environ)
 
 
+def npu_module(environ: Mapping[str, str] | None = None) -> str:
+    """`DEEPINFER_NPU_MODULE`: the Python module that gives torch the device "npu".
+
+    Default: torch_npu, the vendor's. Another one must register an npu device and `torch.npu` when
+    it is imported, as a device kept in host memory for tests does; the vendor's operations are then
+    not used, and every operation is computed by what torch dispatches it to.
+    """
+    return (os.environ if environ is None else environ).get("DEEPINFER_NPU_MODULE") or "torch_npu"
+
+
 def _boolean(name: str, environ: Mapping[str, str] | None) -> bool:
     value = (os.environ if environ is None else environ).get(name, "")
     if not value:

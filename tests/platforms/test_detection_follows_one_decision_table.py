@@ -171,6 +171,18 @@ def test_an_impossible_override_says_why(tmp_path, asked, world, words):
     assert words in str(error.value)
 
 
+def test_another_module_may_bring_the_npu_where_it_is_asked_for(tmp_path):
+    """Only by override: a variable alone does not make a machine an Ascend."""
+    other = {"DEEPINFER_NPU_MODULE": "vllm"}
+    asked = {"DEEPINFER_PLATFORM": "ascend950"}
+    found = World(build="+cpu", environ={**asked, **other}).detect(tmp_path)
+    assert found.name == "ascend950" and "with the device of vllm" in found.reason
+    assert World(build="+cpu", environ=other).detect(tmp_path).name == "cpu"
+    absent = World(build="+cpu", environ={**asked, "DEEPINFER_NPU_MODULE": "no_such_module"})
+    with pytest.raises(PlatformUnavailableError, match="no_such_module is not installed"):
+        absent.detect(tmp_path)
+
+
 def test_hopper_is_for_testing_and_marked(tmp_path):
     machine = World(gpus="SM90")
     assert "testing only" in machine.detect(tmp_path).reason

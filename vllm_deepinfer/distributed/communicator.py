@@ -1,6 +1,6 @@
-"""Collectives over rows of unequal number, which vLLM's CPU communicator lacks.
+"""Collectives over rows of unequal number, which vLLM's communicators lack.
 
-Everything travels as bytes over the group's own backend (gloo), so that any dtype can.
+Everything travels as bytes over the group's own backend (gloo, HCCL), so that any dtype can.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from torch import Tensor
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 
 
-class DeepInferCpuCommunicator(CpuCommunicator):
-    """vLLM's CPU communicator with ``all_gatherv`` and ``reduce_scatterv``."""
+class UnevenRows:
+    """``all_gatherv`` and ``reduce_scatterv`` for a communicator of vLLM's, on any device."""
+
+    world_size: int
+    rank_in_group: int
+    device_group: dist.ProcessGroup
 
     def all_gatherv(
         self, input_: Tensor | list[Tensor], dim: int = 0, sizes: list[int] | None = None
@@ -72,7 +76,7 @@ class DeepInferCpuCommunicator(CpuCommunicator):
             sizes = [size] * self.world_size
         self._check(sizes, sizes, len(rows))
         width, size = num_row_bytes(rows), sizes[self.rank_in_group]
-        received = torch.empty(self.world_size * size * width, dtype=torch.uint8)
+        received = rows.new_empty(self.world_size * size * width, dtype=torch.uint8)
         if sum(sizes):
             dist.all_to_all_single(
                 received,
@@ -89,7 +93,7 @@ class DeepInferCpuCommunicator(CpuCommunicator):
 
     def _all_gather_bytes(self, own: Tensor, num_bytes: int) -> Tensor:
         """``[ranks, num_bytes]``: every rank's bytes, padded to ``num_bytes``."""
-        gathered = torch.empty(self.world_size, num_bytes, dtype=torch.uint8)
+        gathered = own.new_empty(self.world_size, num_bytes)
         if num_bytes:
             padded = torch.nn.functional.pad(own, (0, num_bytes - len(own)))
             dist.all_gather_into_tensor(gathered.view(-1), padded, group=self.device_group)
@@ -104,6 +108,10 @@ class DeepInferCpuCommunicator(CpuCommunicator):
                 f"sizes is {sizes}, but rank {self.rank_in_group} has {num_rows} rows instead of "
                 f"{sum(here)}."
             )
+
+
+class DeepInferCpuCommunicator(UnevenRows, CpuCommunicator):
+    """vLLM's CPU communicator with ``all_gatherv`` and ``reduce_scatterv``."""
 
 
 def num_row_bytes(rows: Tensor) -> int:

@@ -200,7 +200,9 @@ def _overridden(asked: str, machine: Machine) -> Detection:
             f"{reason}. SM100 is compute capability 10.x; nothing here was tuned or is supported "
             "on others."
         )
-    if asked == "ascend950" and machine.ascend.is_950 is None:
+    if asked == "ascend950" and machine.other_npu_module is not None:
+        reason += f" with the device of {machine.other_npu_module}"
+    elif asked == "ascend950" and machine.ascend.is_950 is None:
         reason += f"; {machine.ascend.evidence}, so the worker checks it"
     return Detection(asked, PLATFORM_CLASSES[asked], reason, warning)
 
@@ -241,6 +243,11 @@ def _obstacle_to_sm100(machine: Machine) -> str | None:
 
 
 def _obstacle_to_ascend950(machine: Machine) -> str | None:
+    if machine.other_npu_module is not None:
+        # It brings a device of its own, so there is no driver to ask.
+        if machine.has_other_npu_module():
+            return None
+        return f"DEEPINFER_NPU_MODULE={machine.other_npu_module} is not installed. Unset it."
     if not machine.ascend.nodes:
         return (
             "there is no /dev/davinci* device. Install the Ascend driver, or pass the devices to "

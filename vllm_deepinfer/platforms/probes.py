@@ -14,6 +14,7 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
+from vllm_deepinfer import envs
 from vllm_deepinfer.platforms.ascend_devices import AscendDevices, ascend_devices, driver_chips
 from vllm_deepinfer.platforms.nvml import cuda_capabilities
 
@@ -126,6 +127,15 @@ class Machine:
     @cached_property
     def has_torch_npu(self) -> bool:
         return self._probes.has_module("torch_npu")
+
+    @cached_property
+    def other_npu_module(self) -> str | None:
+        """The module that brings the device npu instead of torch_npu, or None."""
+        name = envs.npu_module(self._environ)
+        return None if name == "torch_npu" else name
+
+    def has_other_npu_module(self) -> bool:
+        return self._probes.has_module(self.other_npu_module)
 
     @cached_property
     def ascend(self) -> AscendDevices:

@@ -1,62 +1,46 @@
-"""The tables of the README are what the code accepts.
+"""The README and the pages beside it say what the code accepts.
 
-Claim: every option and environment variable, with its values and default, is in the README, and
-nothing else is; the flags of the `vllm serve` line name parsers that vLLM has. If this breaks,
-people copy lines that do not work.
+Claim: the page of options is what `config.py` and `envs.py` declare; every command line that sets
+options sets ones that are accepted; links between pages lead somewhere; the flags of the
+`vllm serve` line name parsers that vLLM has. If this breaks, people copy lines that do not work.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
+import sys
 from pathlib import Path
 
-from vllm_deepinfer import envs
-from vllm_deepinfer.config import option_docs
-from vllm_deepinfer.platforms.detect import PLATFORM_CLASSES
+import pytest
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+from vllm_deepinfer.config import KEY, DeepInferConfig
 
-
-def table(first_heading):
-    """The rows of the table whose first column has this heading."""
-    lines = README.splitlines()
-    start = next(i for i, x in enumerate(lines) if x.startswith(f"| {first_heading} |"))
-    rows = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in line.strip("|").split("|")])
-    return rows
+REPOSITORY = Path(__file__).parents[2]
+DOCS = REPOSITORY / "docs"
+PAGES = [REPOSITORY / "README.md", *sorted(DOCS.glob("*.md"))]
+README = PAGES[0].read_text()
 
 
-def test_options():
-    rows = {row[0].strip("`"): row for row in table("option")}
-    docs = {doc.name: doc for doc in option_docs()}
-    assert set(rows) == set(docs)
-    for name, row in rows.items():
-        default = docs[name].default
-        text = str(default).lower() if isinstance(default, bool) else str(default)
-        assert row[2].strip("`") == text
-        for choice in re.findall(r"'([^']*)'", docs[name].allowed):
-            assert f"`{choice}`" in row[1]
+def test_page_of_options_is_what_is_declared(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(DOCS), *sys.path])
+    script = runpy.run_path(str(DOCS / "make_options.py"))
+    assert (DOCS / "options.md").read_text() == script["page"](), "run docs/make_options.py"
 
 
-def test_variables():
-    rows = {row[0].strip("`"): row for row in table("variable")}
-    assert set(rows) == {
-        "DEEPINFER_PLATFORM",
-        "DEEPINFER_ALLOW_UNTESTED_VLLM",
-        "DEEPINFER_REFERENCE_OPS",
-    }
-    platforms = re.findall(r"`([^`]+)`", rows["DEEPINFER_PLATFORM"][1])
-    assert tuple(platforms) == envs.PLATFORM_CHOICES
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_of_every_command_line_are_accepted(page):
+    for text in re.findall(r"--additional-config '([^']*)'", page.read_text()):
+        options = json.loads(text)
+        assert list(options) == [KEY]
+        DeepInferConfig.from_mapping(options[KEY])
 
 
-def test_platforms_without_a_class_are_not_called_served():
-    states = {row[0]: row[1] for row in table("platform")}
-    served = [name for name, state in states.items() if "not here yet" not in state]
-    assert len(states) == len(envs.PLATFORM_CHOICES) - 1
-    assert len(served) == len(PLATFORM_CLASSES)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert not [target for target in targets if not (page.parent / target).exists()]
 
 
 def test_parsers_of_the_serve_line_exist():

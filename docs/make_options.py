@@ -31,9 +31,9 @@ This package's options go under one key of vLLM's `--additional-config` (or of
 
     vllm serve DIR --additional-config '{example}'
 
-An unknown option, or a value that is not allowed, stops the start with a sentence that names it and
-what is allowed. `vllm-deepinfer doctor DIR` with the same flags checks a whole configuration without
-starting it.
+An unknown option, or a value that is not allowed, stops the start with a sentence that names it
+and what is allowed. `vllm-deepinfer doctor DIR` with the same flags checks a whole configuration
+without starting it.
 
 {options}
 

@@ -74,6 +74,11 @@ class DeepInferConfig:
         "`warn` or `error`. For diagnosis; a CPU has nothing to wait for.",
         choices=("off", "warn", "error"),
     )
+    npu_torch_ops: str = option(
+        "",
+        "Ascend: operations, separated by commas, that torch computes although torch_npu has an "
+        "operator for them. The start names those that are wrong on a device; slower. Empty: none.",
+    )
     confidence_calibration: str = option(
         "",
         "Path of a file made by `vllm-deepinfer calibrate`: its temperatures turn the confidence "

@@ -196,14 +196,18 @@ def index_scores(
     scores equal to its own (section 2.8). ``weights`` is float32 ``[T, H]``; rows not ``visible``
     ``[T, n]`` score minus infinity.
     """
+    return weighted_dots(torch.nn.functional.linear(query, keys), weights, visible, rounded)
+
+
+def weighted_dots(dots: Tensor, weights: Tensor, visible: Tensor, rounded: bool) -> Tensor:
+    """What ``index_scores`` makes of the products ``[T, H, n]`` of queries and keys."""
 
     def stored(x: Tensor) -> Tensor:
         return x.to(torch.bfloat16).to(torch.float32) if rounded else x
 
-    dots = stored(torch.nn.functional.linear(query, keys))
-    products = stored(dots.relu_() * weights.unsqueeze(-1))
+    products = stored(stored(dots).relu_() * weights.unsqueeze(-1))
     total = products[:, 0].clone()
-    for head in range(1, query.shape[1]):
+    for head in range(1, dots.shape[1]):
         total += products[:, head]
     return stored(total).masked_fill_(~visible, NEGATIVE_INFINITY)
 

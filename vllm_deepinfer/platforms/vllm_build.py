@@ -16,7 +16,12 @@ def is_cpu_build() -> bool:
 
     Only those carry kernels for CPUs (`platforms/cpu_operations.py`).
     """
-    return any(name == _CPU_NAME or "cpu" in version for name, version in installed_builds())
+    return is_for_cpus(installed_builds())
+
+
+def is_for_cpus(builds: list[tuple[str, str]]) -> bool:
+    """Whether any of these (name, version) is a build for CPUs."""
+    return any(name == _CPU_NAME or "cpu" in version for name, version in builds)
 
 
 def installed_builds() -> list[tuple[str, str]]:

@@ -40,6 +40,9 @@ class DeepseekV41StoredConfig(QuantizationConfig):
     source: V4.1 specification, section 2.
     """
 
+    # Not where vLLM's own class of this model is the default, with a method of its own.
+    claims_checkpoints = True
+
     @classmethod
     def get_name(cls) -> str:
         """The method's name in vLLM's registry."""
@@ -96,7 +99,7 @@ class DeepseekV41StoredConfig(QuantizationConfig):
             return None
         if user_quant == NAME:
             return NAME
-        is_ours = getattr(hf_config, "model_type", None) == MODEL_TYPE
+        is_ours = cls.claims_checkpoints and getattr(hf_config, "model_type", None) == MODEL_TYPE
         return NAME if is_ours and user_quant in (None, *CHECKPOINT_METHODS) else None
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
@@ -104,8 +107,13 @@ class DeepseekV41StoredConfig(QuantizationConfig):
         return None
 
 
-def register() -> None:
-    """Adds the method to vLLM's registry. Safe to repeat."""
+def register(claims_checkpoints: bool = True) -> None:
+    """Adds the method to vLLM's registry. Safe to repeat.
+
+    Args:
+        claims_checkpoints: whether checkpoints of the model get it unless they ask for another.
+    """
+    DeepseekV41StoredConfig.claims_checkpoints = claims_checkpoints
     if NAME in QUANTIZATION_METHODS and get_quantization_config(NAME) is DeepseekV41StoredConfig:
         return
     register_quantization_config(NAME)(DeepseekV41StoredConfig)

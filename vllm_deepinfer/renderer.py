@@ -1,4 +1,4 @@
-"""Chat rendering for DeepSeek-V4.1 as a text model: vLLM's own, after refusing media by name.
+"""Chat rendering for DeepSeek-V4.1: vLLM's own, after refusing media by name where it sees none.
 
 Left alone, vLLM answers an image with "<model> is not a multimodal model", which says neither what
 was refused nor that the model itself could see it.
@@ -22,13 +22,19 @@ _Upstream = getattr(deepseek_v4, "DeepseekV41Renderer", deepseek_v4.DeepseekV4Re
 
 
 class TextOnlyRenderer(_Upstream):
-    """vLLM's renderer for this model's chat format, for requests that hold text only."""
+    """vLLM's renderer for this model's chat format, for requests that hold text only.
+
+    Where vLLM's own class of the model serves, which sees images, it is vLLM's and no more.
+    """
 
     def render_messages(self, messages: list[Any], params: Any) -> Any:
-        return super().render_messages(refuse_media(messages), params)
+        return super().render_messages(self._checked(messages), params)
 
     async def render_messages_async(self, messages: list[Any], params: Any) -> Any:
-        return await super().render_messages_async(refuse_media(messages), params)
+        return await super().render_messages_async(self._checked(messages), params)
+
+    def _checked(self, messages: list[Any]) -> list[Any]:
+        return messages if self.model_config.is_multimodal_model else refuse_media(messages)
 
 
 def refuse_media(messages: Iterable[Any]) -> list[Any]:

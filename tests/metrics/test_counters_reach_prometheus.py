@@ -18,7 +18,10 @@ from vllm_deepinfer.metrics.shared_counters import SharedCounters, counter_file
 def configuration(
     num_drafts=2, scheduler="vllm_deepinfer.scheduler.mixin.DeepInferScheduler", **options
 ):
-    drafting = None if num_drafts == 0 else SimpleNamespace(num_speculative_tokens=num_drafts)
+    drafting = SimpleNamespace(
+        num_speculative_tokens=num_drafts, enable_adaptive_verification=False
+    )
+    drafting = None if num_drafts == 0 else drafting
     return SimpleNamespace(
         speculative_config=drafting,
         scheduler_config=SimpleNamespace(scheduler_cls=scheduler),

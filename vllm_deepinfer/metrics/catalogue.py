@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm_deepinfer.config import DeepInferConfig
+from vllm_deepinfer.platforms.our_model import vllm_trims_drafts
 from vllm_deepinfer.scheduler.verification import ALL, KINDS
 from vllm_deepinfer.scheduler.vote import Kind, Phase
 
@@ -48,7 +49,8 @@ def families(vllm_config: VllmConfig) -> list[Family]:
         return []
     options = DeepInferConfig.from_vllm(vllm_config)
     found = []
-    if vllm_config.speculative_config is not None:
+    # Where vLLM trims drafts in the worker, how many it verified is not told.
+    if vllm_config.speculative_config is not None and not vllm_trims_drafts(vllm_config):
         found += draft_families(vllm_config.speculative_config.num_speculative_tokens)
         if options.verification != "all":
             found += PLAN_FAMILIES

@@ -52,3 +52,12 @@ def keep_matched_blocks(vllm_config: VllmConfig) -> None:
     speculative = vllm_config.speculative_config
     if speculative is not None:
         speculative.disable_eagle_block_drop = True
+
+
+def vllm_trims_drafts(vllm_config: VllmConfig) -> bool:
+    """Whether vLLM's own planner trims drafts, in the worker.
+
+    The scheduler then plans nothing, and cannot know how many drafts a step verified.
+    """
+    speculative = vllm_config.speculative_config
+    return speculative is not None and speculative.enable_adaptive_verification

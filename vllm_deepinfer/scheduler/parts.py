@@ -10,6 +10,7 @@ from vllm_deepinfer.config import DeepInferConfig
 from vllm_deepinfer.log import get_logger
 from vllm_deepinfer.metrics.catalogue import families
 from vllm_deepinfer.metrics.shared_counters import SharedCounters, counter_file
+from vllm_deepinfer.platforms.our_model import vllm_trims_drafts
 from vllm_deepinfer.scheduler import cost_store
 from vllm_deepinfer.scheduler.adaptive import AdaptiveVerification
 from vllm_deepinfer.scheduler.announce import describe_verification, describe_vote
@@ -94,12 +95,12 @@ def make_parts(vllm_config: VllmConfig, is_async: bool) -> Parts:
         return parts
     counters = SharedCounters(counter_file(vllm_config.instance_id, rank), counted, create=True)
     parts.counters = counters
-    if vllm_config.speculative_config is not None:
+    if vllm_config.speculative_config is not None and not vllm_trims_drafts(vllm_config):
         table = DraftTable(vllm_config.speculative_config.num_speculative_tokens)
         records = Path(options.draft_records) if options.draft_records else None
         parts.ledger = DraftLedger(table, counters, records)
         if options.verification != "all":
-            _add_verification(parts, vllm_config, options, rank, is_async)
+            _add_verification(parts, vllm_config, options, is_async)
     if options.prefill_vote != "off":
         parts.voting = PrefillVoting(options, parallel.data_parallel_size, counters)
         if parallel.data_parallel_size > 1:
@@ -123,12 +124,19 @@ def _of_rank(path: str, rank: int) -> Path:
     return Path(f"{path}.{rank}" if rank else path)
 
 
+def cost_file(vllm_config: VllmConfig) -> CostFile | None:
+    """Where the options keep this rank's step costs, if anywhere."""
+    options = DeepInferConfig.from_vllm(vllm_config)
+    if not options.step_cost_file:
+        return None
+    path = _of_rank(options.step_cost_file, vllm_config.parallel_config.data_parallel_index)
+    return CostFile(path, cost_key(vllm_config, options.verification))
+
+
 def _add_verification(
-    parts: Parts, vllm_config: VllmConfig, options: DeepInferConfig, rank: int, is_async: bool
+    parts: Parts, vllm_config: VllmConfig, options: DeepInferConfig, is_async: bool
 ) -> None:
-    if options.step_cost_file:
-        path = _of_rank(options.step_cost_file, rank)
-        parts.cost_file = CostFile(path, cost_key(vllm_config, options.verification))
+    parts.cost_file = cost_file(vllm_config)
     is_compatible = options.verification == "compatible"
     parts.verification = AdaptiveVerification(
         parts.ledger,

@@ -1,6 +1,7 @@
 # make install   a virtual environment in .venv with vLLM for CPUs and this package
 # make demo      a tiny checkpoint, a server, one chat; leaves no process behind
 # make test      every test
+# make test-vllm033   the engine's tests again, on the Python code of vLLM 0.33.0
 # make fuzz      ten minutes of random input to the C++ kernels under the address sanitizer
 # make compile-kernels   the Triton kernels for GPUs that are not here; writes docs/kernels-compiled.md
 
@@ -14,7 +15,7 @@ STAND_INS := torchvision torchaudio torchcodec triton vllm
 TRITON := triton==3.9.0
 UPSTREAM := .cache/vllm-0.33.0-src
 
-.PHONY: install demo test fuzz compile-kernels lint upstream-source clean
+.PHONY: install demo test test-vllm033 fuzz compile-kernels lint upstream-source clean
 
 install: $(STAMPS)/install
 
@@ -62,9 +63,9 @@ compile-kernels: $(STAMPS)/test
 lint: $(STAMPS)/test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-upstream-source: $(UPSTREAM)/vllm/__init__.py
+upstream-source: $(UPSTREAM)/vllm-0.33.0.dist-info/METADATA
 
-$(UPSTREAM)/vllm/__init__.py: | $(STAMPS)/install
+$(UPSTREAM)/vllm-0.33.0.dist-info/METADATA: | $(STAMPS)/install
 	$(BIN)/python packaging/fetch_vllm_source.py 0.33.0 $(UPSTREAM)
 
 clean:

@@ -3,9 +3,9 @@
     python packaging/fetch_vllm_source.py 0.33.0 .cache/vllm-0.33.0-src
     PYTHONPATH=.cache/vllm-0.33.0-src DEEPINFER_PLATFORM=cpu vllm serve ...
 
-The wheel (336 MB for 0.33.0) is downloaded by pip into a temporary folder, of which the Python
-files, the data they read and the distribution's metadata are kept, about 60 MB. The binaries are for
-CUDA: vLLM 0.33 has no CPU build. The CPU platform does without (`platforms/cpu_operations.py`).
+The wheel (336 MB for 0.33.0) is downloaded by pip into a temporary folder. The Python files, the
+data they read and the distribution's metadata are kept, about 60 MB. The binaries are for CUDA:
+vLLM 0.33 has no CPU build. The CPU platform does without (`platforms/cpu_operations.py`).
 """
 
 from __future__ import annotations

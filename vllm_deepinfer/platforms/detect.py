@@ -110,7 +110,10 @@ TABLE: tuple[Row, ...] = (
     Row(
         None,
         lambda m: not m.gpus,
-        lambda m: "vLLM is a CUDA build, and the NVIDIA driver lists no GPU",
+        lambda m: (
+            "vLLM is a CUDA build, and the NVIDIA driver lists no GPU; DEEPINFER_PLATFORM=cpu "
+            "serves DeepSeek-V4.1 on the CPU"
+        ),
     ),
     Row("sm100", lambda m: m.majors == {10}, lambda m: f"{len(m.gpus)} GPU(s) of {m.shown_gpus}"),
     Row(
@@ -200,6 +203,8 @@ def _overridden(asked: str, machine: Machine) -> Detection:
             f"{reason}. SM100 is compute capability 10.x; nothing here was tuned or is supported "
             "on others."
         )
+    if asked == "cpu" and machine.build is VllmBuild.CUDA:
+        reason += " on a CUDA build of vLLM: for DeepSeek-V4.1 alone"
     if asked == "ascend950" and machine.other_npu_module is not None:
         reason += f" with the device of {machine.other_npu_module}"
     elif asked == "ascend950" and machine.ascend.is_950 is None:
@@ -218,11 +223,12 @@ def _obstacle_to_any(machine: Machine) -> str | None:
 
 
 def _obstacle_to_cpu(machine: Machine) -> str | None:
-    if machine.build is VllmBuild.CPU:
+    # A CUDA build has no CPU kernels, but our model needs none of them (cpu_operations.py).
+    if machine.build in (VllmBuild.CPU, VllmBuild.CUDA):
         return None
     return (
-        "the installed vLLM is not a CPU build and has no CPU kernels. Install "
-        "vllm-deepinfer[cpu] (see packaging/cpu/README.md)."
+        f"the installed vLLM {machine.vllm_version} is a build for other devices than CPUs and "
+        "NVIDIA GPUs. Install vllm-deepinfer[cpu] (see packaging/cpu/README.md)."
     )
 
 

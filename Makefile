@@ -4,6 +4,7 @@
 # make test-vllm033   the engine's tests again, on the Python code of vLLM 0.33.0
 # make fuzz      ten minutes of random input to the C++ kernels under the address sanitizer
 # make compile-kernels   the Triton kernels for GPUs that are not here; writes docs/kernels-compiled.md
+# make test-npu-schema   every call of torch_npu against its real schemas; writes docs/npu-conformance.md
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3.10 python3 2>/dev/null))
 VENV ?= .venv
@@ -59,6 +60,22 @@ fuzz: $(STAMPS)/test
 
 compile-kernels: $(STAMPS)/test
 	OMP_NUM_THREADS=1 $(BIN)/python docs/make_kernels_compiled.py
+
+# torch_npu breaks `import torch` without CANN, so it never enters $(VENV): a second environment has
+# it, sees the packages of the first, and empty libraries in CANN's place.
+NPU := .cache/npu-schema
+PRINT_SITE := python -c "import site; print(site.getsitepackages()[0])"
+
+$(NPU)/ready: tests/npu_schema/acl_stub.py | $(STAMPS)/test
+	$(BIN)/python -m venv $(NPU)/venv
+	$(NPU)/venv/bin/python -m pip install --no-deps torch-npu==2.13.0
+	$(BIN)/$(PRINT_SITE) > $$($(NPU)/venv/bin/$(PRINT_SITE))/other.pth
+	$(BIN)/python tests/npu_schema/acl_stub.py $$($(NPU)/venv/bin/$(PRINT_SITE)) $(NPU)/cann
+	touch $@
+
+test-npu-schema: $(NPU)/ready
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 LD_LIBRARY_PATH=$(NPU)/cann OMP_NUM_THREADS=1 \
+		$(NPU)/venv/bin/python tests/npu_schema/check.py
 
 lint: $(STAMPS)/test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

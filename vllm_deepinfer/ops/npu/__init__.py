@@ -15,14 +15,11 @@ import torch
 
 from vllm_deepinfer import envs
 from vllm_deepinfer.config import OptionError
-from vllm_deepinfer.log import get_logger
 from vllm_deepinfer.ops.library import implement
 from vllm_deepinfer.ops.npu.selfcheck import VendorMismatchError, check
 from vllm_deepinfer.ops.npu.table import NATIVE, REFERENCES, Implementation, implementation
 
 __all__ = ["VendorMismatchError", "implementations", "register"]
-
-logger = get_logger(__name__)
 
 DISPATCH_KEY = "PrivateUse1"
 _registered: dict[tuple, dict[str, str]] = {}
@@ -83,6 +80,4 @@ def register(device: torch.device, native: bool = True, torch_ops: str = "") -> 
         for operation, found in chosen.items():
             implement(operation, DISPATCH_KEY, found.compute)
         computed_by = {operation: found.computed_by for operation, found in chosen.items()}
-    for operation, words in computed_by.items():
-        logger.info("%s: %s", operation, words)
     return _registered.setdefault(choice, computed_by)

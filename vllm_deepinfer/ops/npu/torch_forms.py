@@ -49,7 +49,7 @@ def store_records(cache: Tensor, rows: Tensor, records: Tensor) -> None:
         return
     per_block = cache.shape[1]
     stored = rows >= 0
-    first = stored.to(torch.int8).argmax()
+    first = stored.int().argmax(0, keepdim=True)  # one dimension: none would be asked for its value
     source = torch.where(stored, torch.arange(len(rows), device=rows.device), first)
     records = torch.where(stored[first], records[source], cache[0, 0])
     slots = rows[source].clamp_min(0)

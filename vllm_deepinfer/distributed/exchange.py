@@ -18,6 +18,8 @@ from vllm_deepinfer.models.deepseek_v41.expert_exchange import (
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+    from vllm_deepinfer.models.deepseek_v41.step import Step
+
 # Told with the number of rows, so that ranks that are out of step notice.
 PASSES = ("target", "draft")
 
@@ -52,11 +54,22 @@ class GroupExchange:
             )
         return tuple(counts.tolist())
 
+    def equal_row_counts(self, num_rows: int) -> RankRows:
+        return (num_rows,) * self.group.world_size
+
     def gather(self, tensors: list[Tensor], rank_rows: RankRows) -> list[Tensor]:
         return self.group.all_gatherv(tensors, dim=0, sizes=list(rank_rows))
 
     def bring_back(self, outputs: Tensor, rank_rows: RankRows) -> Tensor:
         return self.group.reduce_scatterv(outputs, dim=0, sizes=list(rank_rows))
+
+
+def rank_rows(exchange: ExpertExchange, step: Step, is_captured: bool) -> RankRows:
+    """Rows of every rank in the step: asked for, but in a captured step, which all ranks pad to one
+    size and replay together."""
+    if is_captured:
+        return exchange.equal_row_counts(step.num_tokens)
+    return exchange.row_counts(step.num_tokens)
 
 
 def expert_exchange(vllm_config: VllmConfig, forward_pass: str) -> ExpertExchange:

@@ -50,4 +50,6 @@ class Rope:
     def at(self, positions: Tensor, tokens_per_row: int = 1) -> tuple[Tensor, Tensor]:
         """Cosines and sines, float32 ``[T, pairs]``, at int64 positions ``[T]``; see
         ``rope_angles``."""
-        return rope_angles(positions, self.frequencies.to(positions.device), tokens_per_row)
+        # Moved once: a copy from the host in every step would be a wait, and none in a graph.
+        self.frequencies = self.frequencies.to(positions.device)
+        return rope_angles(positions, self.frequencies, tokens_per_row)

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from vllm.forward_context import get_forward_context
 
 from vllm_deepinfer.config import DeepInferConfig
-from vllm_deepinfer.distributed.exchange import expert_exchange
+from vllm_deepinfer.distributed.exchange import expert_exchange, rank_rows
 from vllm_deepinfer.distributed.joining import is_joining
 from vllm_deepinfer.drafting.calibration import Calibration, load_calibration
 from vllm_deepinfer.drafting.checkpoint_identity import checkpoint_identity
 from vllm_deepinfer.models.deepseek_v41.config import ConfigError, V41Config
 from vllm_deepinfer.models.deepseek_v41.draft import Draft
-from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, step_of
+from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, is_captured, step_of
 from vllm_deepinfer.models.deepseek_v41.prepare import tokenizer_folder
 from vllm_deepinfer.models.deepseek_v41.weights import load_weights
 from vllm_deepinfer.ops.numerics import Numerics
@@ -47,6 +47,9 @@ class DSparkV41DraftModel(nn.Module):
         check_same_checkpoint(vllm_config.model_config, draft_config)
         self.calibration = read_calibration(options, draft_config, self.num_drafts)
         self.newest_confidence_logits: Tensor | None = None
+        most_drafts = vllm_config.scheduler_config.max_num_seqs * self.num_drafts
+        # Where a recorded block leaves its logits: at one address, whatever its size.
+        self.confidence_logits = torch.zeros(most_drafts, dtype=torch.float32)
         numerics = Numerics(draft_config.dtype, options.quantization == "stored")
         self.exchange = expert_exchange(vllm_config, "draft")
         self.model = Draft(self.config, numerics, self.exchange)
@@ -88,9 +91,9 @@ class DSparkV41DraftModel(nn.Module):
         self, input_ids: Tensor, positions: Tensor, inputs_embeds: Tensor | None = None
     ) -> Tensor:
         """Head inputs ``[T, D]`` of the blocks; rows that pad or only join are zero."""
-        hidden = torch.zeros(
+        hidden = positions.new_zeros(
             len(positions), self.config.hidden_size, dtype=self.model.numerics.dtype
-        ).to(positions.device)
+        )
         metadata = get_forward_context().attn_metadata
         if not metadata:
             return hidden  # a dry run before there are caches
@@ -99,7 +102,7 @@ class DSparkV41DraftModel(nn.Module):
             return hidden
         names = self.get_draft_kv_cache_layer_names()
         step = step_of(metadata, names, positions, is_draft_block=True)
-        step.rank_rows = self.exchange.row_counts(step.num_tokens)
+        step.rank_rows = rank_rows(self.exchange, step, is_captured(metadata, names))
         embedded = self.model.embed_tokens(input_ids[: step.num_tokens])
         hidden[: step.num_tokens] = self.model(embedded, step)
         return hidden
@@ -127,7 +130,8 @@ class DSparkV41DraftModel(nn.Module):
 
         The raw logits stay in ``newest_confidence_logits`` until the next block.
         """
-        logits = self.model.confidence_logits(head_input, markov)
+        logits = self.confidence_logits[: len(head_input)]
+        logits.copy_(self.model.confidence_logits(head_input, markov))
         self.newest_confidence_logits = logits
         blocks = logits.view(-1, self.num_drafts)
         return self.calibration.apply(blocks).flatten()

@@ -33,6 +33,15 @@ class EngramConstants:
     primes: Tensor
     offsets: Tensor
 
+    def to(self, device: torch.device) -> EngramConstants:
+        return EngramConstants(
+            self.token_map.to(device),
+            self.pad_id,
+            self.multipliers.to(device),
+            self.primes.to(device),
+            self.offsets.to(device),
+        )
+
 
 class EngramTable(nn.Module):
     """e4m3 rows with one UE8M0 scale per 32 columns."""

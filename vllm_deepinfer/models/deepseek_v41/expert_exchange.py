@@ -25,6 +25,10 @@ class ExpertExchange(Protocol):
         """Tell all ranks that this one computes ``num_rows`` rows; once per forward pass."""
         ...
 
+    def equal_row_counts(self, num_rows: int) -> RankRows:
+        """What ``row_counts`` would say where every rank is known to compute as many rows."""
+        ...
+
     def gather(self, tensors: list[Tensor], rank_rows: RankRows) -> list[Tensor]:
         """Tensors ``[rows here, ...]`` to ``[rows of all ranks, ...]``."""
         ...
@@ -41,6 +45,9 @@ class LocalExperts:
         return range(num_experts)
 
     def row_counts(self, num_rows: int) -> RankRows:
+        return (num_rows,)
+
+    def equal_row_counts(self, num_rows: int) -> RankRows:
         return (num_rows,)
 
     def gather(self, tensors: list[Tensor], rank_rows: RankRows) -> list[Tensor]:

@@ -8,7 +8,7 @@ and slots this backend hands over.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm_deepinfer.models.deepseek_v41.cache import OPEN_GROUP_ROWS, Cache, CacheKind
 from vllm_deepinfer.models.deepseek_v41.probe import Probe
 from vllm_deepinfer.models.deepseek_v41.step import Paging, Step
+from vllm_deepinfer.models.deepseek_v41.uniform_step import UniformStep
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -41,11 +42,19 @@ WINDOW_BLOCK_TOKENS = 32
 
 @dataclass(frozen=True)
 class CacheMetadata:
-    """What a step knows of one group of caches."""
+    """What a step knows of one group of caches.
+
+    Attributes:
+        is_captured: the step is recorded in a graph, or warms up for that: all ranks run it alike.
+        is_uniform: every request has the same few tokens, and the host should not read the
+            device's memory to prepare the step.
+    """
 
     common: CommonAttentionMetadata
     block_tokens: int
     is_ring: bool
+    is_captured: bool = False
+    is_uniform: bool = False
 
     def paging(self, num_tokens: int) -> Paging:
         slots = None if self.is_ring else self.common.slot_mapping[:num_tokens]
@@ -64,26 +73,43 @@ def step_of(
 
     Args:
         positions: ``[T]``, padded at the end.
-        ngram_token_ids: see ``Step``; a model without engram has none.
+        ngram_token_ids: see ``Step``, padded alike; a model without engram has none.
     """
-    common = metadata[names[0]].common
+    first = metadata[names[0]]
+    common = first.common
     starts = common.query_start_loc_cpu.tolist()
     count = starts[-1]
     if ngram_token_ids is None:
         ngram_token_ids = positions.new_empty(count, 0)
+    parts = {
+        "positions": positions[:count].long(),
+        "ngram_token_ids": ngram_token_ids[:count],
+        "paging": {name: metadata[name].paging(count) for name in names},
+        "probe": probe,
+        "is_draft_block": is_draft_block,
+    }
+    if first.is_uniform:
+        return UniformStep(
+            tokens_per_request=starts[1], most_context_tokens=common.max_seq_len, **parts
+        )
     return Step(
-        positions=positions[:count].long(),
         query_starts=starts,
         context_tokens=common.seq_lens[: len(starts) - 1].tolist(),
-        ngram_token_ids=ngram_token_ids,
-        paging={name: metadata[name].paging(count) for name in names},
-        probe=probe,
-        is_draft_block=is_draft_block,
+        **parts,
     )
 
 
+def is_captured(metadata: dict[str, CacheMetadata], names: list[str]) -> bool:
+    """Whether the step is recorded in a graph; see ``CacheMetadata``."""
+    return metadata[names[0]].is_captured
+
+
 class CacheMetadataBuilder(AttentionMetadataBuilder[CacheMetadata]):
-    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
+    """Hands a step's metadata over as it is.
+
+    A platform with the attribute ``captures_decode_steps`` has decode steps recorded in graphs,
+    and pays for every look of the host into the device's memory.
+    """
 
     def __init__(
         self,
@@ -93,6 +119,17 @@ class CacheMetadataBuilder(AttentionMetadataBuilder[CacheMetadata]):
         device: torch.device,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._decode_tokens = (
+            1 + vllm_config.num_speculative_tokens if captures_decode_steps() else 0
+        )
+
+    @classmethod
+    def get_cudagraph_support(
+        cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec
+    ) -> AttentionCGSupport:
+        if captures_decode_steps():
+            return AttentionCGSupport.UNIFORM_BATCH
+        return AttentionCGSupport.NEVER
 
     def build(
         self,
@@ -100,10 +137,34 @@ class CacheMetadataBuilder(AttentionMetadataBuilder[CacheMetadata]):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> CacheMetadata:
+        uniform = is_uniform(common_attn_metadata.query_start_loc_cpu, self._decode_tokens)
+        return self._metadata(common_attn_metadata, is_uniform=uniform)
+
+    def build_for_cudagraph_capture(
+        self, common_attn_metadata: CommonAttentionMetadata
+    ) -> CacheMetadata:
+        return self._metadata(common_attn_metadata, is_captured=True, is_uniform=True)
+
+    def _metadata(self, common: CommonAttentionMetadata, **kind: bool) -> CacheMetadata:
         spec = self.kv_cache_spec
-        return CacheMetadata(
-            common_attn_metadata, spec.block_size, isinstance(spec, CircularBufferSpec)
-        )
+        return CacheMetadata(common, spec.block_size, isinstance(spec, CircularBufferSpec), **kind)
+
+
+def captures_decode_steps() -> bool:
+    """Whether the platform records decode steps in graphs."""
+    from vllm.platforms import current_platform
+
+    return getattr(type(current_platform), "captures_decode_steps", False)
+
+
+def is_uniform(query_starts: Tensor, most_tokens: int) -> bool:
+    """Whether all requests have the same number of tokens, at most ``most_tokens``.
+
+    Args:
+        query_starts: int32 ``[R + 1]`` in the host's memory, from 0.
+    """
+    size = int(query_starts[1])
+    return 0 < size <= most_tokens and bool((query_starts.diff() == size).all())
 
 
 class CacheBackend(AttentionBackend):

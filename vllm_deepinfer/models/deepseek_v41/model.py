@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.models.interfaces import SupportsEagle3
 
 from vllm_deepinfer.config import DeepInferConfig
-from vllm_deepinfer.distributed.exchange import expert_exchange
+from vllm_deepinfer.distributed.exchange import expert_exchange, rank_rows
 from vllm_deepinfer.distributed.joining import is_joining
 from vllm_deepinfer.models.deepseek_v41.config import V41Config
 from vllm_deepinfer.models.deepseek_v41.decoder import Decoder
-from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, step_of
+from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, is_captured, step_of
 from vllm_deepinfer.models.deepseek_v41.prepare import (
     load_engram_constants,
     set_engram_constants,
@@ -91,9 +90,9 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
         Rows that pad the batch are zero, and all rows of a batch that only joins other ranks.
         """
         metadata = get_forward_context().attn_metadata
-        hidden = torch.zeros(
+        hidden = positions.new_zeros(
             len(positions), self.config.hidden_size, dtype=self.model.numerics.dtype
-        ).to(positions.device)
+        )
         if not metadata or ngram_token_ids is None:
             # A dry run before there are caches.
             return (hidden, [hidden] * len(self.tap_layers)) if self.tap_layers else hidden
@@ -101,7 +100,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
             self.model.join(self.exchange.row_counts(0))
             return (hidden, [hidden] * len(self.tap_layers)) if self.tap_layers else hidden
         step = step_of(metadata, self._cache_names, positions, ngram_token_ids, self.probe)
-        step.rank_rows = self.exchange.row_counts(step.num_tokens)
+        step.rank_rows = rank_rows(self.exchange, step, is_captured(metadata, self._cache_names))
         taps = dict.fromkeys(self.tap_layers, hidden)
         hidden[: step.num_tokens] = self.model(input_ids[: step.num_tokens], step, taps)
         if not taps:

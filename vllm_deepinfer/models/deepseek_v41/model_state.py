@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,20 +28,34 @@ class V41ModelState(DefaultModelState):
 
         return sampler, CoupledRejectionSampler(sampler, speculative, self.device)
 
+    @cached_property
+    def _ngram_token_ids(self) -> Tensor:
+        """Where n-grams are put, int64 ``[most tokens, n]``: a recorded step reads this memory."""
+        most = self.vllm_config.scheduler_config.max_num_batched_tokens
+        size = self.model.config.engram_max_ngram_size
+        return torch.zeros(most, size, dtype=torch.int64, device=self.device)
+
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
         inputs = super().prepare_inputs(input_batch, req_states)
         num_tokens = input_batch.num_tokens
-        starts = torch.from_numpy(input_batch.query_start_loc_np[: input_batch.num_reqs + 1])
-        requests = torch.repeat_interleave(starts.diff(), output_size=num_tokens)
-        requests = requests.to(input_batch.positions.device)
-        inputs["ngram_token_ids"] = gather_ngrams(
+        ends = input_batch.query_start_loc[1 : input_batch.num_reqs + 1]
+        tokens = torch.arange(num_tokens, device=ends.device, dtype=ends.dtype)
+        requests = torch.searchsorted(ends, tokens, right=True)
+        ngrams = gather_ngrams(
             req_states.all_token_ids.gpu,
             input_batch.idx_mapping.long()[requests],
             input_batch.input_ids[:num_tokens],
             input_batch.positions[:num_tokens].long(),
-            starts[:-1].to(requests.device)[requests],
+            input_batch.query_start_loc[requests],
             self.model.config.engram_max_ngram_size,
         )
+        self._ngram_token_ids[:num_tokens] = ngrams
+        inputs["ngram_token_ids"] = self._ngram_token_ids[: input_batch.num_tokens_after_padding]
+        return inputs
+
+    def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
+        inputs = super().prepare_dummy_inputs(num_reqs, num_tokens)
+        inputs["ngram_token_ids"] = self._ngram_token_ids[:num_tokens]
         return inputs
 
 

@@ -82,5 +82,7 @@ def check_table_sizes(config: V41Config, primes: dict) -> None:
 
 
 def set_engram_constants(decoder: Decoder, constants: dict[int, EngramConstants]) -> None:
+    """Give every engram layer its constants, on the device of its weights."""
     for layer, value in constants.items():
-        decoder.layers[layer].engram.constants = value
+        engram = decoder.layers[layer].engram
+        engram.constants = value.to(engram.q_weight.device)

@@ -87,8 +87,13 @@ class Step:
     def num_tokens(self) -> int:
         return self.query_starts[-1]
 
+    @property
+    def tokens_of_first_request(self) -> int:
+        return self.query_starts[1]
+
     @cached_property
     def max_context_tokens(self) -> int:
+        """No context is longer."""
         return max(self.context_tokens)
 
     @cached_property
@@ -146,8 +151,7 @@ class Step:
         """Cache rows ``[T, W]`` of each token's window, oldest first; -1 before the start."""
         newest = self.positions
         if self.is_draft_block:
-            block_tokens = self.query_starts[1]
-            window_tokens += block_tokens
+            window_tokens += self.tokens_of_first_request
             newest = self.newest_position
         width = min(window_tokens, self.max_context_tokens)
 

@@ -1,7 +1,8 @@
 """The command ``vllm-deepinfer``.
 
 Each sub-command is a module here with ``add_parser(subparsers)`` and ``run(args) -> int``. Modules
-import nothing heavy until they run, so that ``--help`` is immediate.
+import nothing heavy until they run, so that ``--help`` is immediate. One that sets
+``TAKES_UNKNOWN_ARGUMENTS`` finds what its parser does not know in ``args.unknown_arguments``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from importlib import import_module
 from vllm_deepinfer import __version__
 from vllm_deepinfer.cli.errors import CommandError
 
-COMMANDS = ("calibrate", "make_checkpoint", "schema", "selfcheck", "simulate")
+COMMANDS = ("calibrate", "doctor", "make_checkpoint", "schema", "selfcheck", "simulate")
 
 USAGE_ERROR = 2  # argparse's own
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -31,7 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         module = import_module(f"{__name__}.{command}")
         module.add_parser(subparsers).set_defaults(run=module.run)
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if getattr(sys.modules[args.run.__module__], "TAKES_UNKNOWN_ARGUMENTS", False):
+        args.unknown_arguments = unknown
+    elif unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return args.run(args)
     except CommandError as error:

@@ -1,0 +1,29 @@
+"""What this machine and a set of options would serve, and what is wrong with them.
+
+`diagnose.diagnose` makes a document, printed as it is by `vllm-deepinfer doctor --json` and as text
+without. Its layout, stable within one `format`; sizes are in bytes or tokens, as names say:
+
+    format              1
+    ok                  whether no finding is an error
+    package             version of this package
+    platform            name, class and reason of what was detected (null: none), and in_force, the
+                        class that vLLM uses (null: vLLM was not imported)
+    vllm_build          "cpu", "cuda", "other" or "absent"
+    versions            {name: {found, tested}}; null where there is none
+    platform_plugins    entry points that vLLM would load
+    extensions          {C++ extension: "built", "not built" or why it cannot be loaded}
+    kernels             instruction set of the C++ kernels; null without them
+    findings            [{check, level, message, fix}], level "error", "warning", "not_checked" or
+                        "note"
+    vllm_warnings       what vLLM warned of while it made the configuration
+    model               null without a model, else
+        model, architectures
+        features        [{name, is_on, detail}]
+        limits          [{flag, allowed, why}]: values other than these are refused
+        graphs          {mode, with_drafts_tokens, without_drafts_tokens, largest_decode_tokens,
+                        covers_largest_decode}
+        memory          null where vLLM's own model class serves, else {ranks: bytes of weights by
+                        rank, kv_caches: by kind, kv_pool: what fits, engram_place}
+
+A model of another architecture has `model` and `architectures` alone.
+"""

@@ -1,0 +1,156 @@
+"""Runs every check that can run here and puts what it found into one document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_deepinfer import __version__
+from vllm_deepinfer.doctor import versions
+from vllm_deepinfer.doctor.findings import Finding, Level, error, not_checked, note
+from vllm_deepinfer.doctor.machine_checks import check_machine
+from vllm_deepinfer.doctor.state import State, look
+from vllm_deepinfer.platforms.detect import PLATFORM_CLASSES
+from vllm_deepinfer.platforms.probes import VllmBuild
+
+if TYPE_CHECKING:
+    from vllm_deepinfer.doctor.memory import MemoryPlan
+    from vllm_deepinfer.doctor.serving import Serving
+
+FORMAT = 1
+_SERVE_MODULE = "vllm.entrypoints.cli.serve"
+
+
+def diagnose(
+    arguments: Sequence[str], platform: str | None = None, state: State | None = None
+) -> dict[str, Any]:
+    """The document of this package's docstring.
+
+    Args:
+        arguments: what `vllm serve` would be given: a model and vLLM's flags; may be empty.
+        platform: check the options for this platform instead of the one in force.
+        state: the machine; looked at if None.
+
+    Raises:
+        SystemExit: with 2, where vLLM's parser does not take `arguments`.
+    """
+    state = look() if state is None else state
+    document = _machine_part(state)
+    findings = check_machine(state)
+    asked = platform or state.platform
+    problem = _import_vllm(state)
+    if problem is None and platform is not None:
+        from vllm_deepinfer.doctor.serving import use_platform
+
+        problem = use_platform(platform)
+    if problem is not None:
+        findings.append(problem)
+        if arguments:
+            findings.append(not_checked("model", "The model and its options were not checked."))
+    else:
+        _vllm_part(document, findings, state, arguments, asked)
+    document["findings"] = [finding.as_json() for finding in findings]
+    document["ok"] = not any(finding.level is Level.ERROR for finding in findings)
+    return document
+
+
+def _machine_part(state: State) -> dict[str, Any]:
+    found = state.detection
+    return {
+        "format": FORMAT,
+        "ok": False,
+        "package": __version__,
+        "platform": {
+            "name": state.platform,
+            "class": None if found is None else found.qualname,
+            "reason": state.detection_error if found is None else found.reason,
+            "in_force": None,
+        },
+        "vllm_build": state.build.value,
+        "versions": versions.table(state),
+        "platform_plugins": list(state.plugins),
+        "extensions": dict(state.extensions),
+        "kernels": state.isa,
+        "findings": [],
+        "vllm_warnings": [],
+        "model": None,
+    }
+
+
+def _import_vllm(state: State) -> Finding | None:
+    """What keeps vLLM from being imported, or None."""
+    if state.build is VllmBuild.ABSENT:
+        return error("import", "vLLM is not installed.", "Install vllm-deepinfer[cpu] or [cuda].")
+    from vllm_deepinfer.doctor.serving import import_module
+
+    return import_module("torch") or import_module("vllm") or import_module(_SERVE_MODULE)
+
+
+def _vllm_part(
+    document: dict[str, Any],
+    findings: list[Finding],
+    state: State,
+    arguments: Sequence[str],
+    platform: str | None,
+) -> None:
+    from vllm_deepinfer.doctor import serving
+
+    findings += serving.loaded_contract_problems()
+    in_force = serving.platform_in_force()
+    document["platform"]["in_force"] = in_force
+    if state.platform is not None and platform == state.platform:
+        expected = PLATFORM_CLASSES[platform]
+        if in_force != expected:
+            findings.append(error("platform_in_force", f"vLLM uses {in_force}, not {expected}."))
+    if not arguments:
+        return
+    args = serving.parse(arguments)
+    model = args.model
+    made = serving.make_config(args)
+    findings += made.findings
+    document["vllm_warnings"] = made.said
+    if made.config is None:
+        return
+    if platform is None:
+        findings.append(not_checked("model", "Nothing of this package serves the model here."))
+        return
+    document["model"] = _model_part(findings, state, made, model, platform)
+
+
+def _model_part(
+    findings: list[Finding], state: State, made: Serving, model: str, platform: str
+) -> dict[str, Any]:
+    from vllm_deepinfer.config import DeepInferConfig
+    from vllm_deepinfer.doctor import features
+    from vllm_deepinfer.doctor.memory import plan_memory
+    from vllm_deepinfer.doctor.model_checks import Case, check_model
+    from vllm_deepinfer.platforms.our_model import is_our_model
+
+    config = made.config
+    part: dict[str, Any] = {"model": model, "architectures": config.model_config.architectures}
+    if not is_our_model(config):
+        findings.append(
+            note("model", f"{model} is not DeepSeek-V4.1: vLLM serves it as without this package.")
+        )
+        return part
+    options = DeepInferConfig.from_vllm(config)
+    graphs = features.graphs(config, made.without_drafts)
+    plan = plan_memory(config) if features.runs_own_class(platform, options) else None
+    folder = Path(model) if (Path(model) / "config.json").is_file() else None
+    case = Case(config, options, platform, folder, graphs, plan, state.memory_bytes)
+    findings += check_model(case)
+    part["features"] = [asdict(feature) for feature in features.features(config, platform)]
+    part["limits"] = [
+        {"flag": rule.flag, "allowed": list(rule.allowed), "why": rule.why}
+        for rule in features.limits(platform, options)
+    ]
+    part["graphs"] = {**asdict(graphs), "covers_largest_decode": graphs.covers_largest_decode}
+    part["memory"] = None if plan is None else _memory_part(plan, platform)
+    return part
+
+
+def _memory_part(plan: MemoryPlan, platform: str) -> dict[str, Any]:
+    place = "memory of the machine" if platform == "cpu" else "memory of the device"
+    return {**plan.as_json(), "engram_place": f"{place}, one copy for each rank"}

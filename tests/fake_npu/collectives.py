@@ -41,6 +41,8 @@ class HcclGroup(ProcessGroup):
     def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
         super().__init__(rank, size)
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        # torch keeps a group's name with its backends.
+        self._register_backend(torch.device("npu"), ProcessGroup.BackendType.CUSTOM, self._gloo)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return "hccl"

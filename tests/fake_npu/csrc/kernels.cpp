@@ -155,5 +155,14 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_copy_from", &copy_from);
 }
 
+// Copies read conjugates and negatives as they are. Without this torch would first copy them into
+// plain tensors, by this very operation, without end.
+TORCH_LIBRARY_IMPL(aten, Conjugate, library) {
+  library.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, Negative, library) {
+  library.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
 }  // namespace
 }  // namespace fake_npu

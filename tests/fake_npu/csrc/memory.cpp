@@ -64,8 +64,6 @@ std::mutex g_pinned_mutex;
 std::map<const char*, size_t> g_pinned;  // begin -> number of bytes
 
 void release_pinned(void* data) {
-  // A late copy may still aim at this memory; it must not land in what is allocated next.
-  finish_copies();
   {
     std::lock_guard<std::mutex> lock(g_pinned_mutex);
     g_pinned.erase(static_cast<const char*>(data));

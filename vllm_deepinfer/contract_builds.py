@@ -1,9 +1,12 @@
-"""What the CPU platform relies on where vLLM was not built for CPUs; contract.py has the forms."""
+"""What the CPU platform relies on to run every build of vLLM; contract.py has the five forms."""
 
 from __future__ import annotations
 
-from vllm_deepinfer.compat import Symbol, overrides
+from vllm_deepinfer.compat import Symbol, has_fields, overrides
 
 BUILDS: tuple[Symbol, ...] = (
     overrides("vllm.platforms.cpu", "CpuPlatform.import_kernels", "cls"),
+    overrides("vllm.v1.worker.cpu_worker", "CPUWorker.compile_or_warm_up_model", "self"),
+    has_fields("vllm.config.vllm", "VllmConfig", "kernel_config"),
+    has_fields("vllm.config.kernel", "KernelConfig", "enable_jit_warmup"),
 )

@@ -179,6 +179,8 @@ def _run_eagerly(vllm_config: VllmConfig) -> None:
     # The model's ops are opaque to inductor: compiling would cost a minute and gain nothing.
     vllm_config.compilation_config.mode = CompilationMode.NONE
     vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+    # Its steps would compile the Triton kernels that the runner does without.
+    vllm_config.kernel_config.enable_jit_warmup = False
 
 
 def _announce(vllm_config: VllmConfig) -> None:

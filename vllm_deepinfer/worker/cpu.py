@@ -41,9 +41,13 @@ class DeepInferCpuWorker(CPUWorker):
 
     def compile_or_warm_up_model(self) -> Any:
         # Before vLLM's own warm-up, which seeds the generators at its end.
+        profile: tuple[tuple[int, float], ...] = ()
         if DeepInferConfig.from_vllm(self.vllm_config).verification != "all":
-            self._profile = self._profile_decoding()
-        return super().compile_or_warm_up_model()
+            profile = self._profile_decoding()
+        times = super().compile_or_warm_up_model()
+        # After it: from 0.33 its steps sample too, and the first report takes the profile along.
+        self._profile = profile
+        return times
 
     def _profile_decoding(self) -> tuple[tuple[int, float], ...]:
         """Times of decode batches without context, up to the most that can be verified at once."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,51 +19,14 @@ import torch
 import torch_npu
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "docs")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from npu_schema.calls import Use, problem_of, uses  # noqa: E402
-from pages import table  # noqa: E402
+from npu_schema.evidence import RECORD, checked_calls, write_evidence  # noqa: E402
 
 from vllm_deepinfer.ops.npu.calls import mc2  # noqa: E402
 from vllm_deepinfer.ops.npu.probes import PROBES  # noqa: E402
-from vllm_deepinfer.ops.npu.table import NATIVE, NOT_NATIVE, REFERENCES  # noqa: E402
-from vllm_deepinfer.ops.npu.torch_forms import TORCH_FORMS  # noqa: E402
-
-RECORD = ROOT / "tests/data/torch_npu_schemas.json"
-EVIDENCE = ROOT / "docs/npu-conformance.json"
-PAGE = ROOT / "docs/npu-conformance.md"
-TEXT = """# Calls of torch_npu, checked against the wheel
-
-Written by `make test-npu-schema` on a machine without an NPU and without CANN: torch_npu {version}
-from its published wheel, over empty libraries in CANN's place. It has its schemas there, and the
-meta kernels that answer with shapes and dtypes.
-
-**Nothing here has run on an NPU.** What an operator computes is checked by the worker when it
-starts, against the reference on the CPU; what is wrong there is refused by name.
-
-## Operations
-
-`meta` means that the whole operation ran on tensors without data, through the wheel's meta kernels,
-and gave the operation's shapes and dtypes.
-
-{operations}
-
-## Calls
-
-Bound to the operator's schema: names, number and written-down values of arguments.
-
-{calls}
-"""
-
-
-@dataclass(frozen=True)
-class CheckedCall:
-    """A call that fits."""
-
-    where: str
-    operator: str
-    arguments: list[str]
-    schema: str
+from vllm_deepinfer.ops.npu.table import NATIVE, REFERENCES  # noqa: E402
 
 
 def schemas_of(names: set[str]) -> dict[str, list[str]]:
@@ -150,52 +112,6 @@ def mc2_problem() -> str:
     return ""
 
 
-# -- what is written ------------------------------------------------------------------------------
-
-
-def checked_calls(found: list[Use], schemas: dict[str, list[str]]) -> list[CheckedCall]:
-    calls = []
-    for use in found:
-        assert use.call is not None
-        by_place = [str(number) for number in range(len(use.call.args))]
-        names = [str(keyword.arg) for keyword in use.call.keywords]
-        where = f"{use.file}, {use.function}"
-        calls.append(CheckedCall(where, use.name, by_place + names, schemas[use.name][0]))
-    return calls
-
-
-def operation_rows() -> list[tuple[str, str, str]]:
-    rows = []
-    for operation in sorted(REFERENCES):
-        entry = NATIVE.get(operation)
-        if entry:
-            calls = ", ".join(f"`{call}`" for call in entry.calls)
-            rows.append((f"`{operation}`", f"{calls}: {entry.taken}", "meta"))
-        else:
-            what = "torch form" if operation in TORCH_FORMS else "torch reference"
-            rows.append((f"`{operation}`", f"{what}: {NOT_NATIVE[operation]}", "-"))
-    return rows
-
-
-def write_evidence(calls: list[CheckedCall]) -> None:
-    version = torch_npu.__version__
-    operations = [list(row) for row in operation_rows()]
-    evidence = {"torch_npu": version, "calls": [asdict(call) for call in calls]}
-    evidence["operations"] = [
-        {"operation": name.strip("`"), "computed_by": by, "checked": how}
-        for name, by, how in operation_rows()
-    ]
-    EVIDENCE.write_text(json.dumps(evidence, indent=1) + "\n")
-    rows = [(call.where, f"`{call.operator}`", ", ".join(call.arguments)) for call in calls]
-    PAGE.write_text(
-        TEXT.format(
-            version=version,
-            operations=table(("operation", "computed by", "checked"), operations, 3),
-            calls=table(("where", "operator", "arguments, by place or name"), rows, 3),
-        )
-    )
-
-
 def main() -> int:
     found = uses(ROOT, ROOT / "vllm_deepinfer")
     operators = [use for use in found if use.is_operator]
@@ -207,7 +123,7 @@ def main() -> int:
     if problems:
         print("\n".join(problems))
         return 1
-    write_evidence(checked_calls(operators, schemas))
+    write_evidence(torch_npu.__version__, checked_calls(operators, schemas))
     record = {
         "torch_npu": torch_npu.__version__,
         "schemas": schemas,

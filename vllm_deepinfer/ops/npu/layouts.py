@@ -26,7 +26,8 @@ SCALES_PER_PAIR = 2
 def scale_pairs(scales: Tensor) -> Tensor:
     """Scale bytes ``[..., n]``, uint8, to pairs ``[..., ceil(n / 2), 2]``; a view where n is even
     and the bytes are contiguous."""
-    scales = torch.nn.functional.pad(scales, (0, scales.shape[-1] % SCALES_PER_PAIR))
+    if scales.shape[-1] % SCALES_PER_PAIR:
+        scales = torch.nn.functional.pad(scales, (0, 1))
     return scales.contiguous().unflatten(-1, (-1, SCALES_PER_PAIR))
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
 from vllm_deepinfer.contract_builds import BUILDS
 from vllm_deepinfer.contract_distributed import DISTRIBUTED
+from vllm_deepinfer.contract_doctor import DOCTOR
 from vllm_deepinfer.contract_model import DRAFTING, MODEL, VENDOR_KERNELS
 from vllm_deepinfer.contract_scheduler import SCHEDULER, STEP_TIMES
 from vllm_deepinfer.contract_sm100 import SM100
@@ -177,6 +178,7 @@ CONTRACT: tuple[Symbol, ...] = (
     *DRAFTING,
     *VENDOR_KERNELS,
     *DISTRIBUTED,
+    *DOCTOR,
     *SCHEDULER,
     *STEP_TIMES,
     *SM100,

@@ -6,8 +6,9 @@ without. Its layout, stable within one `format`; sizes are in bytes or tokens, a
     format              1
     ok                  whether no finding is an error
     package             version of this package
-    platform            name, class and reason of what was detected (null: none), and in_force, the
-                        class that vLLM uses (null: vLLM was not imported)
+    platform            name, class, reason of what was detected (null: none); in_force, the class
+                        that vLLM uses (null: vLLM was not imported); checked, the name of the
+                        platform that options were checked for
     vllm_build          "cpu", "cuda", "other" or "absent"
     versions            {name: {found, tested}}; null where there is none
     platform_plugins    entry points that vLLM would load

@@ -67,6 +67,7 @@ def _machine_part(state: State) -> dict[str, Any]:
             "class": None if found is None else found.qualname,
             "reason": state.detection_error if found is None else found.reason,
             "in_force": None,
+            "checked": None,
         },
         "vllm_build": state.build.value,
         "versions": versions.table(state),
@@ -100,7 +101,11 @@ def _vllm_part(
     findings += serving.loaded_contract_problems()
     in_force = serving.platform_in_force()
     document["platform"]["in_force"] = in_force
-    if state.platform is not None and platform == state.platform:
+    document["platform"]["checked"] = platform
+    if platform is not None and platform != state.platform:
+        text = f"This machine is not {platform}: its devices and their software were not checked."
+        findings.append(not_checked("device", text))
+    elif platform is not None:
         expected = PLATFORM_CLASSES[platform]
         if in_force != expected:
             findings.append(error("platform_in_force", f"vLLM uses {in_force}, not {expected}."))

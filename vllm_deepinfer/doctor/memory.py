@@ -228,4 +228,7 @@ def _planned(vllm_config: VllmConfig, specs: dict[str, KVCacheSpec], size_bytes:
         core.register_all_kvcache_specs(vllm_config)
         supported = [layout.name for layout in CacheBackend.supported_kv_cache_layouts()]
         core.resolve_kv_cache_layout(vllm_config, [supported], list(specs.values()))
-        return core.get_kv_cache_configs(vllm_config, [dict(specs)], [size_bytes])[0]
+        plan: list[Any] = [vllm_config, [dict(specs)], [size_bytes]]
+        if hasattr(core, "get_global_kv_cache_groups"):  # from 0.33, grouping is a step of its own
+            plan.append(core.get_global_kv_cache_groups(vllm_config, [dict(specs)]))
+        return core.get_kv_cache_configs(*plan)[0]

@@ -34,6 +34,7 @@ def _machine(document: Mapping[str, Any]) -> Iterator[str]:
     lines = [
         f"platform: {platform['name'] or 'none'} ({platform['reason']})",
         f"class in force: {platform['in_force'] or 'not known'}",
+        f"options are checked for: {platform['checked'] or 'no platform'}",
         f"platform plugins: {', '.join(document['platform_plugins']) or 'none'}",
         f"C++ extensions: {built}{kernels}",
     ]

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import json
 import logging
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_deepinfer import envs
 from vllm_deepinfer.doctor.findings import Finding, error, not_checked
 from vllm_deepinfer.models.deepseek_v41.presets import PRESETS, preset
 from vllm_deepinfer.platforms.detect import PLATFORM_CLASSES
@@ -75,7 +78,7 @@ def use_platform(name: str) -> Finding | None:
     try:
         platform_class = getattr(importlib.import_module(module), class_name)
         vllm.platforms._current_platform = platform_class()
-        _name_device(platform_class.device_type)
+        _do_without_device(platform_class.device_type)
     except Exception as problem:
         return not_checked(
             "configuration",
@@ -86,14 +89,17 @@ def use_platform(name: str) -> Finding | None:
     return None
 
 
-def _name_device(device_type: str) -> None:
-    """Lets torch parse the name of a device that is not here; nothing is computed on it."""
+def _do_without_device(device_type: str) -> None:
+    """Lets a configuration be made for a device that is not here; nothing is computed on it."""
     import torch
 
     try:
         torch.device(device_type)
-    except RuntimeError:
+    except RuntimeError:  # torch does not know the name
         torch.utils.rename_privateuse1_backend(device_type)
+    if device_type == "npu" and importlib.util.find_spec(envs.npu_module()) is None:
+        # The platform refuses to start without the vendor's module unless another is named.
+        os.environ["DEEPINFER_NPU_MODULE"] = __name__
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

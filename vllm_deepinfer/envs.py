@@ -53,6 +53,15 @@ def reference_ops(environ: Mapping[str, str] | None = None) -> bool:
     return _boolean("DEEPINFER_REFERENCE_OPS", environ)
 
 
+def cpu_kernels(environ: Mapping[str, str] | None = None) -> str | None:
+    """`DEEPINFER_CPU_KERNELS`: which version of the C++ kernels to run, such as `avx512`.
+
+    Default: unset (the best this processor can run). A version that it cannot run is refused with
+    those that it can.
+    """
+    return (os.environ if environ is None else environ).get("DEEPINFER_CPU_KERNELS") or None
+
+
 def npu_module(environ: Mapping[str, str] | None = None) -> str:
     """`DEEPINFER_NPU_MODULE`: the Python module that gives torch the device "npu".
 

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "packed_rows.h"
 #include "parts.h"
 #include "prepared_rows.h"
 
@@ -10,6 +11,7 @@ namespace deepinfer {
 namespace {
 
 constexpr std::int64_t kRowsAtOnce = 384;
+static_assert(kRowsAtOnce % kPackedRows == 0);
 
 struct Stack {
   const std::uint8_t* data;
@@ -102,7 +104,16 @@ struct Experts {
 
   std::size_t inner_bytes() const { return prepared_row_bytes(kind, w2.columns); }
 
-  void compute_inner(const PreparedRows& prepared, const Part& part) const {
+  const void* outer_row(const PreparedRows& prepared, std::int64_t position) const {
+    return prepared.at(slot(position) / per_token);
+  }
+
+  const void* inner_row(std::int64_t position) const {
+    return inner + static_cast<std::size_t>(position) * inner_bytes();
+  }
+
+  void compute_inner(const PreparedRows& prepared, const PackedRows& packed,
+                     const Part& part) const {
     static thread_local Workspace decoded, products;
     const Assigned& assigned = part.assigned;
     const std::int64_t number = part.block;
@@ -113,9 +124,9 @@ struct Experts {
     for (std::int64_t first = assigned.first; first < assigned.last; first += kRowsAtOnce) {
       const std::int64_t count = std::min(kRowsAtOnce, assigned.last - first);
       for (std::int64_t i = 0; i < count; ++i) {
-        pointers[i] = prepared.at(slot(first + i) / per_token);
+        pointers[i] = outer_row(prepared, first + i);
       }
-      const Rows rows{kind, false, count, pointers};
+      const Rows rows{kind, false, count, pointers, packed.from(first)};
       version.block_product(w1.block(assigned.expert, number), rows, gate, scratch);
       version.block_product(w3.block(assigned.expert, number), rows, up, scratch);
       const std::size_t chunk = prepared_row_bytes(kind, kChunk);
@@ -128,7 +139,7 @@ struct Experts {
     }
   }
 
-  void compute_outer(const Part& part) const {
+  void compute_outer(const PackedRows& packed, const Part& part) const {
     static thread_local Workspace decoded, products;
     const Assigned& assigned = part.assigned;
     const WeightBlock weight = w2.block(assigned.expert, part.block);
@@ -138,10 +149,9 @@ struct Experts {
     const std::int64_t item = out_is_bf16 ? 2 : 4;
     for (std::int64_t first = assigned.first; first < assigned.last; first += kRowsAtOnce) {
       const std::int64_t count = std::min(kRowsAtOnce, assigned.last - first);
-      for (std::int64_t i = 0; i < count; ++i) {
-        pointers[i] = inner + static_cast<std::size_t>(first + i) * inner_bytes();
-      }
-      version.block_product(weight, {kind, false, count, pointers}, values, scratch);
+      for (std::int64_t i = 0; i < count; ++i) pointers[i] = inner_row(first + i);
+      const Rows rows{kind, false, count, pointers, packed.from(first)};
+      version.block_product(weight, rows, values, scratch);
       for (std::int64_t i = 0; i < count; ++i) {
         version.store_row(
             values + i * kBlockRows, weight.num_outputs, out_is_bf16,
@@ -162,7 +172,7 @@ void experts(std::uintptr_t x, int source, std::uintptr_t x_scales, std::int64_t
              std::uintptr_t w2, std::uintptr_t w2_scales, std::int64_t num_held,
              std::int64_t first_expert, float limit, std::uintptr_t out, bool out_is_bf16,
              int num_threads) {
-  static thread_local Workspace row_memory, inner_memory;
+  static thread_local Workspace row_memory, inner_memory, packed_memory;
   const LinearVersion& version = current_linear();
   const Assignment assignment(at<const std::int64_t>(chosen), tokens * per_token, first_expert,
                               num_held);
@@ -204,8 +214,19 @@ void experts(std::uintptr_t x, int source, std::uintptr_t x_scales, std::int64_t
     run_parts(num_threads, static_cast<std::int64_t>(parts.size()),
               [&](std::int64_t part) { compute(parts[static_cast<std::size_t>(part)]); });
   };
-  run(layer.w1.num_blocks(), [&](const Part& part) { layer.compute_inner(prepared, part); });
-  run(layer.w2.num_blocks(), [&](const Part& part) { layer.compute_outer(part); });
+  std::vector<RowRange> ranges;
+  for (const Assigned& assigned : assignment.experts) {
+    ranges.push_back({assigned.first, assigned.last - assigned.first});
+  }
+  const PackedRows packed(
+      version, kind, hidden, ranges, [&](std::int64_t i) { return layer.outer_row(prepared, i); },
+      packed_memory, num_threads);
+  run(layer.w1.num_blocks(),
+      [&](const Part& part) { layer.compute_inner(prepared, packed, part); });
+  const PackedRows packed_inner(
+      version, kind, inter, ranges, [&](std::int64_t i) { return layer.inner_row(i); },
+      packed_memory, num_threads);
+  run(layer.w2.num_blocks(), [&](const Part& part) { layer.compute_outer(packed_inner, part); });
 }
 
 }  // namespace

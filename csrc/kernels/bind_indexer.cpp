@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "packed_rows.h"
 #include "parts.h"
 #include "prepared_rows.h"
 #include "records.h"
@@ -35,6 +36,7 @@ struct Scores {
   const LinearVersion& linear;
   const AttentionVersion& attention;
   const PreparedRows& queries;
+  const PackedRows& packed;
   const float* weights;  // [tokens, heads]
   std::int64_t heads;
   CacheView keys;
@@ -84,7 +86,8 @@ struct Scores {
       const std::int64_t count = std::min({in_block, last - key, std::int64_t{kBlockRows}});
       std::fill(dots, dots + heads * kBlockRows, 0.0f);
       linear.block_product(key_block(requests[token], key, count),
-                           {kind, moderate, heads, rows.data()}, dots, scratch);
+                           {kind, moderate, heads, rows.data(), packed.from(token * heads)}, dots,
+                           scratch);
       attention.index_totals(dots, weights + token * heads, static_cast<int>(heads), rounded,
                              totals);
       std::copy_n(totals, count, target + key);
@@ -100,7 +103,7 @@ void index_scores(std::uintptr_t query, bool is_bf16, std::uintptr_t weights, st
                   std::int64_t table_width, std::uintptr_t requests, std::uintptr_t num_visible,
                   bool rounded, std::uintptr_t out, std::int64_t num_keys, int num_threads) {
   constexpr std::int64_t kKeys = 1024;  // of one part
-  static thread_local Workspace stored_memory, row_memory;
+  static thread_local Workspace stored_memory, row_memory, packed_memory;
   const Record record{static_cast<RecordKind>(kind), width};
   const auto* stored = stored_queries(record, {at<const void>(query), is_bf16}, tokens * heads,
                                       stored_memory, num_threads);
@@ -108,9 +111,14 @@ void index_scores(std::uintptr_t query, bool is_bf16, std::uintptr_t weights, st
   const RowKind row = row_kind(linear, RowSource::bf16);
   const PreparedRows prepared(linear, {RowSource::bf16, stored, nullptr, tokens * heads, width},
                               row, row_memory, num_threads);
+  std::vector<RowRange> ranges;
+  for (std::int64_t token = 0; token < tokens; ++token) ranges.push_back({token * heads, heads});
+  const auto row_of = [&](std::int64_t i) { return prepared.at(i); };
+  const PackedRows packed(linear, row, width, ranges, row_of, packed_memory, num_threads);
   const Scores scores{linear,
                       current_attention(),
                       prepared,
+                      packed,
                       at<const float>(weights),
                       heads,
                       {record, at<std::uint8_t>(cache), num_blocks, rows_per_block, block_stride,

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "packed_rows.h"
 #include "parts.h"
 #include "prepared_rows.h"
 
@@ -9,6 +10,7 @@ namespace deepinfer {
 namespace {
 
 constexpr std::int64_t kRowsAtOnce = 384;  // rows a block is decoded for
+static_assert(kRowsAtOnce % kPackedRows == 0);
 
 void quantise_fp8(std::uintptr_t x, bool is_bf16, std::int64_t rows, std::int64_t columns,
                   std::uintptr_t codes, std::uintptr_t scales, int num_threads) {
@@ -48,7 +50,8 @@ struct Linear {
             0};
   }
 
-  void compute_part(const PreparedRows& prepared, std::int64_t part) const {
+  void compute_part(const PreparedRows& prepared, const PackedRows& packed,
+                    std::int64_t part) const {
     static thread_local Workspace decoded, products;
     const std::int64_t group = part / blocks_per_group(), number = part % blocks_per_group();
     const WeightBlock weights = block(group, number);
@@ -65,7 +68,8 @@ struct Linear {
         pointers[i] = prepared.at(row);
         moderate = moderate && prepared.is_moderate(row);
       }
-      version.block_product(weights, {kind, moderate, count, pointers}, values, scratch);
+      const Rows all{kind, moderate, count, pointers, packed.from(group * rows + first)};
+      version.block_product(weights, all, values, scratch);
       for (std::int64_t i = 0; i < count; ++i) {
         version.store_row(values + i * kBlockRows, weights.num_outputs, out_is_bf16,
                           out + ((first + i) * outputs + first_output) * item);
@@ -78,12 +82,16 @@ void linear(std::uintptr_t x, int source, std::uintptr_t x_scales, std::int64_t 
             std::int64_t groups, std::int64_t columns, std::uintptr_t weight, bool is_fp8,
             std::uintptr_t weight_scales, std::int64_t outputs, std::uintptr_t out,
             bool out_is_bf16, int num_threads) {
-  static thread_local Workspace memory;
+  static thread_local Workspace memory, packed_memory;
   const LinearVersion& version = current_linear();
   const RowInput input{static_cast<RowSource>(source), at<const void>(x),
                        at<const std::uint8_t>(x_scales), rows * groups, columns};
   const RowKind kind = row_kind(version, input.source);
   const PreparedRows prepared(version, input, kind, memory, num_threads);
+  std::vector<RowRange> ranges;
+  for (std::int64_t group = 0; group < groups; ++group) ranges.push_back({group * rows, rows});
+  const auto row_of = [&](std::int64_t i) { return prepared.at(i % rows * groups + i / rows); };
+  const PackedRows packed(version, kind, columns, ranges, row_of, packed_memory, num_threads);
   const Linear layer{version,
                      kind,
                      rows,
@@ -97,7 +105,7 @@ void linear(std::uintptr_t x, int source, std::uintptr_t x_scales, std::int64_t 
                      out_is_bf16};
   run_parts(threads_for(work_of_products(outputs * columns, rows, 1), num_threads),
             groups * layer.blocks_per_group(),
-            [&](std::int64_t part) { layer.compute_part(prepared, part); });
+            [&](std::int64_t part) { layer.compute_part(prepared, packed, part); });
 }
 
 }  // namespace

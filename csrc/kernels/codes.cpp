@@ -25,15 +25,23 @@ CodeTables::CodeTables() {
 const CodeTables kCodes;
 
 #if defined(__x86_64__)
-#define DEEPINFER_CURRENT(part)                                    \
-  if (current_isa() == Isa::avx512) return avx512_##part();        \
-  if (current_isa() == Isa::avx2) return avx2_##part();            \
+#define DEEPINFER_CURRENT(part)                             \
+  if (current_isa() >= Isa::avx512) return avx512_##part(); \
+  if (current_isa() == Isa::avx2) return avx2_##part();     \
   return portable_##part()
 #else
 #define DEEPINFER_CURRENT(part) return portable_##part()
 #endif
 
-const LinearVersion& current_linear() { DEEPINFER_CURRENT(linear); }
+const LinearVersion& current_linear() {
+#if defined(__x86_64__)
+  if (current_isa() == Isa::emulated_amx) return emulated_amx_linear();
+#endif
+#if defined(DEEPINFER_HAS_AMX)
+  if (current_isa() == Isa::amx) return amx_linear();
+#endif
+  DEEPINFER_CURRENT(linear);
+}
 const RowVersion& current_rows() { DEEPINFER_CURRENT(rows); }
 const RecordVersion& current_records() { DEEPINFER_CURRENT(records); }
 const AttentionVersion& current_attention() { DEEPINFER_CURRENT(attention); }

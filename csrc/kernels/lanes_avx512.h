@@ -1,4 +1,5 @@
-// Vectors of 32 bfloat16 values and their decoding by table. Included by linear_avx512.cpp.
+// Vectors of 32 bfloat16 values and their decoding by table. Included by the versions that have
+// AVX-512, after rows_body.h.
 
 // bfloat16 bits of the 128 e4m3 magnitudes, high and low bytes apart.
 struct Fp8Table {
@@ -89,6 +90,57 @@ inline __m512i fp4_values(const std::uint8_t* packed, std::int16_t scale) {
       _mm512_mask_add_epi16(table, 0xFEFEFEFEu, table, _mm512_set1_epi16(scale));
   return _mm512_permutexvar_epi16(_mm512_multishift_epi64_epi8(shifts, bytes), scaled_table);
 }
+
+// One row of a weight to bfloat16, scales included.
+struct HalfDecoder {
+  using Element = std::uint16_t;
+
+  static void decode_fp8(const std::uint8_t* codes, const std::uint8_t* scales,
+                         std::int64_t chunks, std::uint16_t* out) {
+    const Fp8Decoder decoder;
+    for (std::int64_t chunk = 0; chunk < chunks; chunk += 2, codes += 64, out += 64) {
+      const bool pair = chunk + 1 < chunks;
+      const __m512i bytes = load_codes(codes, pair);
+      const bool exact = has_no_nan(bytes) && is_moderate(scales[chunk]) &&
+                         (!pair || is_moderate(scales[chunk + 1]));
+      if (!exact) {
+        decode_fp8_exactly(codes, scales + chunk, pair ? 2 : 1, out);
+        continue;
+      }
+      const Pair values = decoder.values(bytes);
+      _mm512_storeu_si512(out, scaled(values.first, scales[chunk]));
+      if (pair) _mm512_storeu_si512(out + 32, scaled(values.second, scales[chunk + 1]));
+    }
+  }
+
+  // Any scale, and NaN codes: by float32 arithmetic.
+  static void decode_fp8_exactly(const std::uint8_t* codes, const std::uint8_t* scales, int chunks,
+                                 std::uint16_t* out) {
+    for (int i = 0; i < chunks * kChunk; ++i) {
+      out[i] = to_bf16(kCodes.e4m3[codes[i]] * scale_value(scales[i / kChunk]));
+    }
+  }
+
+  static void decode_fp4(const std::uint8_t* packed, const std::uint8_t* scales,
+                         std::int64_t chunks, std::uint16_t* out) {
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk, packed += kChunk / 2, out += kChunk) {
+      if (is_moderate(scales[chunk])) {
+        _mm512_storeu_si512(out, fp4_values(packed, scale_word(scales[chunk])));
+      } else {
+        const float scale = scale_value(scales[chunk]);
+        for (int i = 0; i < kChunk; ++i) {
+          out[i] = to_bf16(kCodes.e2m1[(packed[i / 2] >> (4 * (i % 2))) & 15] * scale);
+        }
+      }
+    }
+  }
+
+  static void decode_bf16(const std::uint16_t* values, std::int64_t columns, std::uint16_t* out) {
+    std::int64_t i = 0;
+    for (; i < columns; ++i) out[i] = values[i];
+    for (; i < num_chunks(columns) * kChunk; ++i) out[i] = 0;
+  }
+};
 
 inline __m512bh as_pairs(__m512i values) { return (__m512bh)values; }
 

@@ -1,10 +1,13 @@
 // Products of quantised weights with rows of activations: what the parts of a version have in common.
 //
-// The value of an output is defined here, and is the same in every version, for any number of rows
-// and of threads. Columns are taken in chunks of 32. Lane l of 16 adds, chunk by chunk, first the
-// product of column 2l + 1 and then that of column 2l, each by a fused multiply-add in float32. The
-// lanes are then added in halves: 16 to 8 to 4 to 2 to 1, lane l to lane l + half. (This is what the
-// AVX512_BF16 instruction does.) Inputs and sums below 2^-126 in magnitude may count as zero.
+// The value of an output is defined here, for any number of rows and of threads. Columns are taken in
+// chunks of 32. Lane l of 16 adds, chunk by chunk, first the product of column 2l + 1 and then that of
+// column 2l, each by a fused multiply-add in float32. The lanes are then added in halves: 16 to 8 to 4
+// to 2 to 1, lane l to lane l + half. (This is what the AVX512_BF16 instruction does.) Inputs and sums
+// below 2^-126 in magnitude may count as zero. Every version computes this, but for half rows those
+// with a tile unit: for them, the products of a chunk's even columns are added from zero in order, by
+// fused multiply-adds, and so are those of its odd columns; the two sums are added, and then this to
+// what the chunks before gave. (This is what TDPBF16PS does.)
 #pragma once
 
 #include <cstddef>
@@ -38,7 +41,10 @@ struct Rows {
   bool moderate;  // every value is zero or within 2^-60..2^60 in magnitude; for half rows
   std::int64_t count;
   const void* const* rows;  // padded with zeros to whole chunks
+  const void* packed = nullptr;  // the same, see LinearVersion::pack_rows
 };
+
+constexpr std::int64_t kPackedRows = 16;
 
 inline std::int64_t num_chunks(std::int64_t columns) { return (columns + kChunk - 1) / kChunk; }
 
@@ -64,6 +70,11 @@ struct LinearVersion {
                         std::int64_t columns, RowKind kind, void* row);
   bool (*prepare_plain)(const void* x, bool is_bf16, std::int64_t columns, RowKind kind, void* row);
 
+  // Null where block_product reads half rows as they are. Else, of a group of at most kPackedRows,
+  // chunks [first, last) in the order in which it reads them; a group takes the room of its rows.
+  void (*pack_rows)(const void* const* rows, int count, std::int64_t first, std::int64_t last,
+                    void* packed);
+
   // out[row * 32 + output], float32.
   void (*block_product)(const WeightBlock& weight, const Rows& rows, float* out, void* scratch);
 
@@ -79,6 +90,11 @@ const LinearVersion& portable_linear();
 #if defined(__x86_64__)
 const LinearVersion& avx2_linear();
 const LinearVersion& avx512_linear();
+const LinearVersion& emulated_amx_linear();
+#if defined(__linux__) && __GNUC__ >= 11
+#define DEEPINFER_HAS_AMX
+const LinearVersion& amx_linear();
+#endif
 #endif
 
 const LinearVersion& current_linear();

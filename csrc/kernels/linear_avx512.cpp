@@ -16,56 +16,9 @@ constexpr bool kHasHalf = true;
 #include "lanes_avx512.h"
 #include "narrow_avx512.h"
 
-struct Half {
-  using Element = std::uint16_t;
+struct Half : HalfDecoder {
   static constexpr int kTileRows = 6;
   static constexpr bool kReadsBf16 = true;
-
-  static void decode_fp8(const std::uint8_t* codes, const std::uint8_t* scales,
-                         std::int64_t chunks, std::uint16_t* out) {
-    const Fp8Decoder decoder;
-    for (std::int64_t chunk = 0; chunk < chunks; chunk += 2, codes += 64, out += 64) {
-      const bool pair = chunk + 1 < chunks;
-      const __m512i bytes = load_codes(codes, pair);
-      const bool exact = has_no_nan(bytes) && is_moderate(scales[chunk]) &&
-                         (!pair || is_moderate(scales[chunk + 1]));
-      if (!exact) {
-        decode_fp8_exactly(codes, scales + chunk, pair ? 2 : 1, out);
-        continue;
-      }
-      const Pair values = decoder.values(bytes);
-      _mm512_storeu_si512(out, scaled(values.first, scales[chunk]));
-      if (pair) _mm512_storeu_si512(out + 32, scaled(values.second, scales[chunk + 1]));
-    }
-  }
-
-  // Any scale, and NaN codes: by float32 arithmetic.
-  static void decode_fp8_exactly(const std::uint8_t* codes, const std::uint8_t* scales, int chunks,
-                                 std::uint16_t* out) {
-    for (int i = 0; i < chunks * kChunk; ++i) {
-      out[i] = to_bf16(kCodes.e4m3[codes[i]] * scale_value(scales[i / kChunk]));
-    }
-  }
-
-  static void decode_fp4(const std::uint8_t* packed, const std::uint8_t* scales,
-                         std::int64_t chunks, std::uint16_t* out) {
-    for (std::int64_t chunk = 0; chunk < chunks; ++chunk, packed += kChunk / 2, out += kChunk) {
-      if (is_moderate(scales[chunk])) {
-        _mm512_storeu_si512(out, fp4_values(packed, scale_word(scales[chunk])));
-      } else {
-        const float scale = scale_value(scales[chunk]);
-        for (int i = 0; i < kChunk; ++i) {
-          out[i] = to_bf16(kCodes.e2m1[(packed[i / 2] >> (4 * (i % 2))) & 15] * scale);
-        }
-      }
-    }
-  }
-
-  static void decode_bf16(const std::uint16_t* values, std::int64_t columns, std::uint16_t* out) {
-    std::int64_t i = 0;
-    for (; i < columns; ++i) out[i] = values[i];
-    for (; i < num_chunks(columns) * kChunk; ++i) out[i] = 0;
-  }
 
   template <int T>
   static void tile(const std::uint16_t* const* rows, const std::uint16_t* const* weights,

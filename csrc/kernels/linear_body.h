@@ -152,5 +152,5 @@ inline bool gated_chunk(const float* gate, const float* up, float limit, float w
   return prepare_plain(values, false, kChunk, kind, chunk);
 }
 
-constexpr LinearVersion kVersion = {kHasHalf,     &quantise_row, &prepare_codes, &prepare_plain,
-                                    &block_product, &gated_chunk,  &store_row};
+constexpr LinearVersion kVersion = {kHasHalf, &quantise_row,  &prepare_codes, &prepare_plain,
+                                    nullptr,  &block_product, &gated_chunk,   &store_row};

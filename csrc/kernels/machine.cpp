@@ -3,6 +3,7 @@
 #include <atomic>
 #include <stdexcept>
 
+#include "amx.h"
 #include "parts.h"
 #include "thread_pool.h"
 
@@ -14,8 +15,11 @@ struct Named {
   Isa isa;
 };
 
-constexpr Named kNames[] = {
-    {"portable", Isa::portable}, {"avx2", Isa::avx2}, {"avx512", Isa::avx512}};
+constexpr Named kNames[] = {{"portable", Isa::portable},
+                            {"avx2", Isa::avx2},
+                            {"avx512", Isa::avx512},
+                            {"emulated_amx", Isa::emulated_amx},
+                            {"amx", Isa::amx}};
 
 bool can_run(Isa isa) {
 #if defined(__x86_64__)
@@ -29,6 +33,8 @@ bool can_run(Isa isa) {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vbmi") &&
            __builtin_cpu_supports("avx512bf16");
   }
+  if (isa == Isa::emulated_amx) return can_run(Isa::avx512);
+  if (isa == Isa::amx) return can_run(Isa::avx512) && can_use_amx();
 #endif
   return isa == Isa::portable;
 }
@@ -36,7 +42,7 @@ bool can_run(Isa isa) {
 Isa best_isa() {
   Isa best = Isa::portable;
   for (const Named& entry : kNames) {
-    if (can_run(entry.isa)) best = entry.isa;
+    if (entry.isa != Isa::emulated_amx && can_run(entry.isa)) best = entry.isa;
   }
   return best;
 }

@@ -27,8 +27,8 @@ from vllm_deepinfer.ops.linear import fp8_linear, plain_linear
 
 BEFORE_ROUNDING, AFTER_ROUNDING = 1e-6, 2e-3
 KINDS = ("codes", "bfloat16", "float32")
-# Both sides of every switch: four rows a tile on one machine, six on another, few and many.
-ROWS = (1, 2, 3, 4, 5, 6, 7, 13)
+# Both sides of every switch: four rows a tile on one machine, six on another, sixteen on a third.
+ROWS = (1, 2, 3, 4, 5, 6, 7, 13, 17, 33)
 
 
 @pytest.mark.parametrize("kind", KINDS)

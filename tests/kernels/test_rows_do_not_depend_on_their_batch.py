@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernels import model_cases
-from kernels.conftest import ISAS, kernels
+from kernels.conftest import SAME_BITS, kernels
 from kernels.quantised_operands import activations, expert_arguments, fp8_weight, same_bits
 
 from vllm_deepinfer.ops.experts import fp4_experts
@@ -17,7 +17,7 @@ from vllm_deepinfer.ops.linear import fp8_linear, plain_linear
 from vllm_deepinfer.ops.quantise import quantise_fp8
 
 MOST = 256
-BATCHES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 31, 64, 200, MOST)
+BATCHES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 15, 16, 17, 31, 32, 33, 64, 200, MOST)
 VERIFIED = (2, 3, 6)  # one token and the drafts behind it
 
 
@@ -125,14 +125,14 @@ def test_two_threads_change_no_bit(operation):
     assert all(same_bits(a, b) for a, b in zip(one, two, strict=True))
 
 
-@pytest.mark.skipif(len(ISAS) == 1, reason="this machine runs one version only")
-def test_versions_change_no_bit(operation):
+@pytest.mark.parametrize("isas", [isas for isas in SAME_BITS if len(isas) > 1], ids="-".join)
+def test_versions_change_no_bit(operation, isas):
     own, results = kernels.isa(), {}
     try:
-        for isa in ISAS:
+        for isa in isas:
             kernels.choose_isa(isa)
             results[isa] = [operation(slice(0, size)) for size in (1, 4, 5, 40)]
     finally:
         kernels.choose_isa(own)
-    for isa in ISAS[:-1]:
-        assert all(same_bits(a, b) for a, b in zip(results[isa], results[ISAS[-1]], strict=True))
+    for isa in isas[:-1]:
+        assert all(same_bits(a, b) for a, b in zip(results[isa], results[isas[-1]], strict=True))

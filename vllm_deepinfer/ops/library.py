@@ -24,6 +24,7 @@ from torch import Tensor
 
 from vllm_deepinfer import envs
 from vllm_deepinfer.log import get_logger, info_once, warn_once
+from vllm_deepinfer.ops.tile_unit_check import check_tile_unit
 
 logger = get_logger(__name__)
 
@@ -40,7 +41,8 @@ class OperationError(ValueError):
 def cpu_kernels() -> ModuleType | None:
     """The C++ kernels of the CPU platform; ``None``, said once, where they are not used.
 
-    A built extension that cannot be loaded is an error, not a reason to go without.
+    A built extension that cannot be loaded is an error, not a reason to go without; and so is a
+    version of it that was asked for and cannot run, or a tile unit that computes something else.
     """
     if envs.reference_ops():
         info_once(logger, "DEEPINFER_REFERENCE_OPS: operations are computed by the torch reference")
@@ -52,7 +54,28 @@ def cpu_kernels() -> ModuleType | None:
             "slower. Install this package where a C++ compiler works.",
         )
         return None
-    return importlib.import_module(EXTENSION)
+    kernels = importlib.import_module(EXTENSION)
+    choose_version(kernels, envs.cpu_kernels())
+    return kernels
+
+
+def choose_version(kernels: ModuleType, version: str | None) -> None:
+    """Run the ``version`` of the kernels that was asked for; otherwise the best one stays.
+
+    Raises:
+        ValueError: this processor cannot run it.
+        TileUnitError: the version is for a tile unit, which computes something else.
+    """
+    allowed = kernels.available_isas().split()
+    if version is not None:
+        if version not in allowed:
+            raise ValueError(
+                f"DEEPINFER_CPU_KERNELS={version!r} is not a version that this processor can run. "
+                f"Allowed: {', '.join(allowed)}; unset it for the best of them."
+            )
+        kernels.choose_isa(version)
+    if kernels.isa() == "amx":
+        check_tile_unit(kernels)
 
 
 def define(

@@ -39,7 +39,7 @@ def implementations(native: bool = True, torch_ops: str = "") -> dict[str, Imple
             f"npu_torch_ops names {', '.join(unknown)}; allowed: {', '.join(NATIVE)}, the "
             "operations that torch_npu computes."
         )
-    return {name: implementation(name, native and name not in left) for name in REFERENCES}
+    return {name: implementation(name, native, name in left) for name in REFERENCES}
 
 
 def _names(torch_ops: str) -> set[str]:

@@ -164,17 +164,18 @@ class Implementation:
     native: bool = False
 
 
-def implementation(operation: str, native: bool) -> Implementation:
-    """What computes ``operation``; with ``native``, by torch_npu where it can."""
-    entry = NATIVE.get(operation) if native else None
-    if entry is not None:
-        calls = " + ".join(f"torch_npu.{call}" for call in entry.calls)
-        return Implementation(_where_taken(operation, entry), f"{calls} ({entry.taken})", True)
+def implementation(operation: str, native: bool, left_to_torch: bool = False) -> Implementation:
+    """What computes ``operation``; with ``native``, torch_npu where it can and may."""
     what = "torch form" if operation in TORCH_FORMS else "torch reference"
     if not native:
         return Implementation(in_torch(operation), what)
-    why = NOT_NATIVE.get(operation, "left to torch by npu_torch_ops")
-    return Implementation(in_torch(operation), f"{what}, because {why}")
+    if left_to_torch:
+        return Implementation(in_torch(operation), f"{what}, by npu_torch_ops")
+    entry = NATIVE.get(operation)
+    if entry is None:
+        return Implementation(in_torch(operation), f"{what}, because {NOT_NATIVE[operation]}")
+    calls = " + ".join(f"torch_npu.{call}" for call in entry.calls)
+    return Implementation(_where_taken(operation, entry), f"{calls} ({entry.taken})", True)
 
 
 def in_torch(operation: str) -> Callable:

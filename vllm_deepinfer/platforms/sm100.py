@@ -16,13 +16,13 @@ from vllm_deepinfer.config import DeepInferConfig
 from vllm_deepinfer.log import get_logger, info_once
 from vllm_deepinfer.platforms import our_model
 from vllm_deepinfer.platforms.refusals import UnsupportedOptionError
+from vllm_deepinfer.platforms.sm100_rules import WORKER_CLASS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 logger = get_logger(__name__)
 
-WORKER_CLASS = "vllm_deepinfer.worker.sm100.DeepInferSm100Worker"
 DEFAULT_BLOCK_SIZE_TOKENS = 128
 
 

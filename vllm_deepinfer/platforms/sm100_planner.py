@@ -74,8 +74,8 @@ def _refuse_options_of_the_scheduler(options: DeepInferConfig) -> None:
     ]
     if unheard:
         raise UnsupportedOptionError(
-            f"verification adaptive is vLLM's planner in the worker here, where "
-            f"{'; '.join(unheard)}: it has no least benefit, and tells nobody which drafts it "
-            "verified. Leave them out, or turn full CUDA graphs off (--enforce-eager) to have "
-            "this package's planner."
+            "verification adaptive means vLLM's planner in the worker here, which knows no least "
+            "benefit and tells nobody which drafts it verified, while "
+            f"{' and '.join(unheard)}. Leave that out, or turn CUDA graphs off (--enforce-eager) "
+            "to have this package's planner."
         )

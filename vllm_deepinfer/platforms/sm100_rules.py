@@ -11,6 +11,7 @@ from vllm_deepinfer.platforms.refusals import CPU_RULES, Rule
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+WORKER_CLASS = "vllm_deepinfer.worker.sm100.DeepInferSm100Worker"
 _OURS_ONLY = "vLLM's class of the model has none of it; choose model deepinfer"
 _ONE_GPU = "this package's class runs on one GPU in this release; choose model vllm for more"
 _FORMATS = (None, "fp8", "deepseek_v4_fp8", "deepseek_v41_stored")
@@ -51,6 +52,13 @@ def _trims_by_vllm_against_rules(config: VllmConfig) -> bool:
 
 
 _BOTH: tuple[Rule, ...] = (
+    Rule(
+        "--worker-cls",
+        lambda c: c.parallel_config.worker_cls,
+        ("auto", WORKER_CLASS),
+        "this package's worker builds the model and reports its steps; extend it with "
+        "--worker-extension-cls",
+    ),
     Rule(
         "VLLM_USE_V2_MODEL_RUNNER (what it chooses)",
         lambda c: c.use_v2_model_runner,

@@ -19,6 +19,7 @@ without. Its layout, stable within one `format`; sizes are in bytes or tokens, a
     vllm_warnings       what vLLM warned of while it made the configuration
     model               null without a model, else
         model, architectures
+        checkpoint      bytes of its tensors by part; absent for a model that vLLM downloads
         features        [{name, is_on, detail}]
         limits          [{flag, allowed, why}]: values other than these are refused
         graphs          {mode, with_drafts_tokens, without_drafts_tokens, largest_decode_tokens,
@@ -26,5 +27,6 @@ without. Its layout, stable within one `format`; sizes are in bytes or tokens, a
         memory          null where vLLM's own model class serves, else {ranks: bytes of weights by
                         rank, kv_caches: by kind, kv_pool: what fits, engram_place}
 
-A model of another architecture has `model` and `architectures` alone.
+A model of another architecture has `model` and `architectures` alone. Where vLLM cannot be imported
+or refuses the options, `checkpoint` is all that is added.
 """

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_deepinfer import __version__
 from vllm_deepinfer.doctor import versions
+from vllm_deepinfer.doctor.checkpoint import checkpoint_bytes, read_config
 from vllm_deepinfer.doctor.findings import Finding, Level, error, not_checked, note
 from vllm_deepinfer.doctor.machine_checks import check_machine
 from vllm_deepinfer.doctor.state import State, look
 from vllm_deepinfer.platforms.detect import PLATFORM_CLASSES
 from vllm_deepinfer.platforms.probes import VllmBuild
+from vllm_deepinfer.registration import ARCHITECTURE
 
 if TYPE_CHECKING:
     from vllm_deepinfer.doctor.memory import MemoryPlan
@@ -40,17 +42,20 @@ def diagnose(
     document = _machine_part(state)
     findings = check_machine(state)
     asked = platform or state.platform
-    problem = _import_vllm(state)
-    if problem is None and platform is not None:
+    problems = _import_vllm(state)
+    has_torch = all(problem.check != "import_torch" for problem in problems)
+    if not problems and platform is not None:
         from vllm_deepinfer.doctor.serving import use_platform
 
         problem = use_platform(platform)
-    if problem is not None:
-        findings.append(problem)
-        if arguments:
-            findings.append(not_checked("model", "The model and its options were not checked."))
-    else:
+        problems += [] if problem is None else [problem]
+    findings += problems
+    if not problems:
         _vllm_part(document, findings, state, arguments, asked)
+    elif arguments:
+        findings.append(not_checked("model", "The options were not checked."))
+        if has_torch:
+            document["model"] = _from_config_alone(findings, arguments[0])
     document["findings"] = [finding.as_json() for finding in findings]
     document["ok"] = not any(finding.level is Level.ERROR for finding in findings)
     return document
@@ -80,13 +85,34 @@ def _machine_part(state: State) -> dict[str, Any]:
     }
 
 
-def _import_vllm(state: State) -> Finding | None:
-    """What keeps vLLM from being imported, or None."""
-    if state.build is VllmBuild.ABSENT:
-        return error("import", "vLLM is not installed.", "Install vllm-deepinfer[cpu] or [cuda].")
+def _import_vllm(state: State) -> list[Finding]:
+    """What keeps torch or vLLM from being imported."""
     from vllm_deepinfer.doctor.serving import import_module
 
-    return import_module("torch") or import_module("vllm") or import_module(_SERVE_MODULE)
+    problem = import_module("torch")
+    if state.build is VllmBuild.ABSENT:
+        fix = "Install vllm-deepinfer[cpu] or vllm-deepinfer[cuda]."
+        return [
+            error("import_vllm", "vLLM is not installed.", fix),
+            *([problem] if problem else []),
+        ]
+    problem = problem or import_module("vllm") or import_module(_SERVE_MODULE)
+    return [] if problem is None else [problem]
+
+
+def _from_config_alone(findings: list[Finding], model: str) -> dict[str, Any] | None:
+    """What the model's config.json tells without vLLM; None for a model that vLLM downloads."""
+    try:
+        content = read_config(model)
+        if content is None:
+            return None
+        part = {"model": model, "architectures": content.get("architectures")}
+        if ARCHITECTURE in (part["architectures"] or ()):
+            part["checkpoint"] = checkpoint_bytes(content)
+        return part
+    except ValueError as problem:  # not JSON, or ConfigError
+        findings.append(error("model_config", f"{model}: {problem}"))
+        return None
 
 
 def _vllm_part(
@@ -97,6 +123,7 @@ def _vllm_part(
     platform: str | None,
 ) -> None:
     from vllm_deepinfer.doctor import serving
+    from vllm_deepinfer.platforms.our_model import is_our_model
 
     findings += serving.loaded_contract_problems()
     in_force = serving.platform_in_force()
@@ -116,12 +143,19 @@ def _vllm_part(
     made = serving.make_config(args)
     findings += made.findings
     document["vllm_warnings"] = made.said
+    part = document["model"] = _from_config_alone(findings, model)
     if made.config is None:
         return
-    if platform is None:
+    if part is None:
+        architectures = made.config.model_config.architectures
+        part = document["model"] = {"model": model, "architectures": architectures}
+    if not is_our_model(made.config):
+        text = f"{model} is not DeepSeek-V4.1: vLLM serves it as without this package."
+        findings.append(note("model", text))
+    elif platform is None:
         findings.append(not_checked("model", "Nothing of this package serves the model here."))
-        return
-    document["model"] = _model_part(findings, state, made, model, platform)
+    else:
+        part.update(_model_part(findings, state, made, model, platform))
 
 
 def _model_part(
@@ -131,21 +165,15 @@ def _model_part(
     from vllm_deepinfer.doctor import features
     from vllm_deepinfer.doctor.memory import plan_memory
     from vllm_deepinfer.doctor.model_checks import Case, check_model
-    from vllm_deepinfer.platforms.our_model import is_our_model
 
     config = made.config
-    part: dict[str, Any] = {"model": model, "architectures": config.model_config.architectures}
-    if not is_our_model(config):
-        findings.append(
-            note("model", f"{model} is not DeepSeek-V4.1: vLLM serves it as without this package.")
-        )
-        return part
     options = DeepInferConfig.from_vllm(config)
     graphs = features.graphs(config, made.without_drafts)
     plan = plan_memory(config) if features.runs_own_class(platform, options) else None
     folder = Path(model) if (Path(model) / "config.json").is_file() else None
     case = Case(config, options, platform, folder, graphs, plan, state.memory_bytes)
     findings += check_model(case)
+    part: dict[str, Any] = {}
     part["features"] = [asdict(feature) for feature in features.features(config, platform)]
     part["limits"] = [
         {"flag": rule.flag, "allowed": list(rule.allowed), "why": rule.why}

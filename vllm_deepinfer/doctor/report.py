@@ -12,8 +12,11 @@ _MARKS = {"error": "ERROR", "warning": "warning", "not_checked": "not checked", 
 def text(document: Mapping[str, Any]) -> str:
     """What a person reads: facts first, findings and the verdict last."""
     parts = [_machine(document), _versions(document)]
-    if document["model"] is not None and "features" in document["model"]:
-        parts.append(_model(document["model"]))
+    model = document["model"]
+    if model is not None and "checkpoint" in model:
+        parts.append(_checkpoint(model))
+    if model is not None and "features" in model:
+        parts.append(_model(model))
     if document["vllm_warnings"]:
         parts.append(_block("vLLM warns", document["vllm_warnings"]))
     parts.append(_findings(document))
@@ -49,11 +52,18 @@ def _versions(document: Mapping[str, Any]) -> Iterator[str]:
     return _table("versions", ("", "found", "tested"), rows)
 
 
+def _checkpoint(model: Mapping[str, Any]) -> Iterator[str]:
+    parts = ("experts", "engram", "drafts", "vision", "other", "total")
+    sizes = tuple(_size(model["checkpoint"][f"{part}_bytes"]) for part in parts)
+    headings = ("experts", "engram tables", "drafts", "vision", "other", "total")
+    return _table(f"checkpoint of {model['model']}", headings, [sizes])
+
+
 def _model(model: Mapping[str, Any]) -> Iterator[str]:
     rows = [
         (row["name"], "on" if row["is_on"] else "off", row["detail"]) for row in model["features"]
     ]
-    yield from _table(f"model {model['model']}", ("", "", ""), rows)
+    yield from _table("features", ("", "", ""), rows)
     yield from _block("options refused on this platform", (_limit(row) for row in model["limits"]))
     yield from _block("graphs", _graphs(model["graphs"]))
     if model["memory"] is not None:

@@ -41,6 +41,7 @@ _IMPORT_FIXES = (
     ("torchcodec", "Install the stand-ins of packaging/cpu (packaging/cpu/README.md)."),
     ("metadata was found for vllm", "Install the stand-in packaging/cpu/vllm."),
     ("Only one platform plugin", "Set VLLM_PLUGINS=deepinfer."),
+    ("No module named", "vLLM's own requirements are not all installed; `pip check` lists them."),
     ("libcuda", "Install the NVIDIA driver, or vllm-deepinfer[cpu] on a machine without GPU."),
 )
 
@@ -59,14 +60,15 @@ class Serving:
     said: list[str] = field(default_factory=list)
 
 
-def import_module(name: str, fallback_fix: str = "") -> Finding | None:
+def import_module(name: str) -> Finding | None:
     """Imports `name`; what went wrong as a finding, or None."""
     try:
         importlib.import_module(name)
     except Exception as problem:  # whatever it is, it is what the user came for
         text = f"{type(problem).__name__}: {problem}".splitlines()[0]
-        fix = next((fix for part, fix in _IMPORT_FIXES if part in str(problem)), fallback_fix)
-        return error("import", f"`import {name}` fails: {text}", fix)
+        fix = next((fix for part, fix in _IMPORT_FIXES if part in str(problem)), "")
+        package = name.partition(".")[0]
+        return error(f"import_{package}", f"`import {name}` fails: {text}", fix)
     return None
 
 

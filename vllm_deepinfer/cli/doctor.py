@@ -21,7 +21,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "doctor",
         help="check this machine, and a model with the flags of `vllm serve`",
-        usage="vllm-deepinfer doctor [MODEL] [flags of vllm serve] [--platform NAME] [--json]",
+        usage="vllm-deepinfer doctor [MODEL] [flags of vllm serve] [--platform NAME] "
+        "[--device-memory-gib N] [--json]",
         description="Print the platform, versions, other plugins and, for a model and the flags "
         "that `vllm serve` would be given, what is on, what is refused and where memory goes. "
         "MODEL is a folder (its config.json is enough), a name that vLLM takes, or one of the "
@@ -33,17 +34,25 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         choices=[name for name in PLATFORM_CHOICES if name != "off"],
         help="check the options for this platform instead of this machine's",
     )
+    parser.add_argument(
+        "--device-memory-gib",
+        type=float,
+        metavar="N",
+        help="memory of each accelerator, to see whether a rank fits",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    # vLLM logs to standard output, which belongs to the report.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # vLLM would log to standard output, which belongs to the report; its warnings are part of that.
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     with contextlib.redirect_stdout(sys.stderr):
         from vllm_deepinfer.doctor.diagnose import diagnose
 
-        document = diagnose(args.unknown_arguments, args.platform)
+        device_gib = args.device_memory_gib
+        device_bytes = None if device_gib is None else int(device_gib * (1 << 30))
+        document = diagnose(args.unknown_arguments, args.platform, device_bytes)
     if args.json:
         print(json.dumps(document, indent=2, default=str))
     else:

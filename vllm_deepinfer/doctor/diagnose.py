@@ -13,6 +13,7 @@ from vllm_deepinfer.doctor.checkpoint import checkpoint_bytes, read_config
 from vllm_deepinfer.doctor.findings import Finding, Level, error, not_checked, note
 from vllm_deepinfer.doctor.machine_checks import check_machine
 from vllm_deepinfer.doctor.state import State, look
+from vllm_deepinfer.models.deepseek_v41.presets import PRESETS
 from vllm_deepinfer.platforms.detect import PLATFORM_CLASSES
 from vllm_deepinfer.platforms.probes import VllmBuild
 from vllm_deepinfer.registration import ARCHITECTURE
@@ -26,13 +27,17 @@ _SERVE_MODULE = "vllm.entrypoints.cli.serve"
 
 
 def diagnose(
-    arguments: Sequence[str], platform: str | None = None, state: State | None = None
+    arguments: Sequence[str],
+    platform: str | None = None,
+    device_bytes: int | None = None,
+    state: State | None = None,
 ) -> dict[str, Any]:
     """The document of this package's docstring.
 
     Args:
         arguments: what `vllm serve` would be given: a model and vLLM's flags; may be empty.
         platform: check the options for this platform instead of the one in force.
+        device_bytes: memory of each accelerator, None if unknown.
         state: the machine; looked at if None.
 
     Raises:
@@ -51,7 +56,7 @@ def diagnose(
         problems += [] if problem is None else [problem]
     findings += problems
     if not problems:
-        _vllm_part(document, findings, state, arguments, asked)
+        _vllm_part(document, findings, state, arguments, asked, device_bytes)
     elif arguments:
         findings.append(not_checked("model", "The options were not checked."))
         if has_torch:
@@ -121,6 +126,7 @@ def _vllm_part(
     state: State,
     arguments: Sequence[str],
     platform: str | None,
+    device_bytes: int | None,
 ) -> None:
     from vllm_deepinfer.doctor import serving
     from vllm_deepinfer.platforms.our_model import is_our_model
@@ -155,11 +161,12 @@ def _vllm_part(
     elif platform is None:
         findings.append(not_checked("model", "Nothing of this package serves the model here."))
     else:
-        part.update(_model_part(findings, state, made, model, platform))
+        memory_bytes = state.memory_bytes if platform == "cpu" else device_bytes
+        part.update(_model_part(findings, made, model, platform, memory_bytes))
 
 
 def _model_part(
-    findings: list[Finding], state: State, made: Serving, model: str, platform: str
+    findings: list[Finding], made: Serving, model: str, platform: str, memory_bytes: int | None
 ) -> dict[str, Any]:
     from vllm_deepinfer.config import DeepInferConfig
     from vllm_deepinfer.doctor import features
@@ -170,8 +177,7 @@ def _model_part(
     options = DeepInferConfig.from_vllm(config)
     graphs = features.graphs(config, made.without_drafts)
     plan = plan_memory(config) if features.runs_own_class(platform, options) else None
-    folder = Path(model) if (Path(model) / "config.json").is_file() else None
-    case = Case(config, options, platform, folder, graphs, plan, state.memory_bytes)
+    case = Case(config, options, platform, _folder(model), graphs, plan, memory_bytes)
     findings += check_model(case)
     part: dict[str, Any] = {}
     part["features"] = [asdict(feature) for feature in features.features(config, platform)]
@@ -182,6 +188,12 @@ def _model_part(
     part["graphs"] = {**asdict(graphs), "covers_largest_decode": graphs.covers_largest_decode}
     part["memory"] = None if plan is None else _memory_part(plan, platform)
     return part
+
+
+def _folder(model: str) -> Path | None:
+    """The folder with a model's files; None for a preset and for a name that vLLM downloads."""
+    path = Path(model)
+    return path if model not in PRESETS and (path / "config.json").is_file() else None
 
 
 def _memory_part(plan: MemoryPlan, platform: str) -> dict[str, Any]:

@@ -29,7 +29,8 @@ class Case:
     folder: where its files are; None for a preset, or for a name that vLLM downloads.
     platform: the platform that would serve it.
     memory: None where this package's class does not serve.
-    machine_bytes: memory of this machine, None if unknown or not the memory that is planned for.
+    memory_bytes: memory of this machine for the CPU platform, of each device otherwise; None if
+        unknown.
     """
 
     config: VllmConfig
@@ -38,7 +39,7 @@ class Case:
     folder: Path | None
     graphs: Graphs
     memory: MemoryPlan | None
-    machine_bytes: int | None
+    memory_bytes: int | None
 
 
 def draft_length(case: Case) -> Finding | None:
@@ -83,28 +84,31 @@ def cache_fits(case: Case) -> Finding | None:
 
 
 def memory_fits(case: Case) -> Finding | None:
-    """All ranks of a CPU server are in this machine's memory."""
+    """All ranks of a CPU server share this machine's memory; others have a device each."""
     if case.memory is None:
         return not_checked(
             "memory_fits", "vLLM's own model class serves; its memory is not planned here."
         )
-    needed = sum(rank.total_bytes for rank in case.memory.ranks)
-    needed += len(case.memory.ranks) * (case.memory.pool.size_bytes or 0)
-    if case.platform != "cpu":
-        return not_checked(
-            "memory_fits",
-            f"The largest rank needs {_gib(max(r.total_bytes for r in case.memory.ranks))} for "
-            "weights; what the devices have is not known here.",
-        )
-    if case.machine_bytes is None:
-        return not_checked("memory_fits", f"{_gib(needed)} are needed; this machine's is unknown.")
-    if needed <= case.machine_bytes:
+    pool_bytes = case.memory.pool.size_bytes or 0
+    ranks = [rank.total_bytes + pool_bytes for rank in case.memory.ranks]
+    is_cpu = case.platform == "cpu"
+    needed = sum(ranks) if is_cpu else max(ranks)
+    who = f"all {len(ranks)} rank(s)" if is_cpu else "the largest rank"
+    what = f"Weights and KV cache of {who} take {_gib(needed)}"
+    if case.memory_bytes is None:
+        fix = "" if is_cpu else "Give --device-memory-gib to check it."
+        return not_checked("memory_fits", f"{what}; what there is, is not known here.", fix)
+    usable = case.memory_bytes
+    if not is_cpu:
+        usable = int(usable * case.config.cache_config.gpu_memory_utilization)
+    if needed <= usable:
         return None
     return error(
         "memory_fits",
-        f"Weights and KV caches of {len(case.memory.ranks)} rank(s) take {_gib(needed)}, and this "
-        f"machine has {_gib(case.machine_bytes)}.",
-        "Serve a smaller checkpoint, use fewer ranks, or lower --kv-cache-memory-bytes.",
+        f"{what}, and {_gib(usable)} can be used" + (" on this machine." if is_cpu else "."),
+        "Serve a smaller checkpoint, "
+        + ("use fewer ranks, " if is_cpu else "spread experts over more ranks, ")
+        + "or lower --kv-cache-memory-bytes.",
     )
 
 

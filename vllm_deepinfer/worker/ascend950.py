@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,15 +17,17 @@ from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 
+from vllm_deepinfer.config import DeepInferConfig
 from vllm_deepinfer.distributed.joining import joining
 from vllm_deepinfer.log import get_logger
 from vllm_deepinfer.ops import runner
 from vllm_deepinfer.worker import npu_device, npu_environment, npu_redirect
+from vllm_deepinfer.worker.accelerator import AcceleratorSteps
 
 logger = get_logger(__name__)
 
 
-class DeepInferAscend950Worker(Worker):
+class NpuWorker(Worker):
     """vLLM's worker, whose V2 model runner launches torch code in place of Triton kernels."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -80,7 +83,8 @@ class DeepInferAscend950Worker(Worker):
         if npu_device.is_vendor_device():
             from vllm_deepinfer.ops import npu
 
-            computed_by = npu.register(self.device)
+            options = DeepInferConfig.from_vllm(self.vllm_config)
+            computed_by = npu.register(self.device, torch_ops=options.npu_torch_ops)
             logger.info(
                 "Operations: %s", "; ".join(f"{name}: {by}" for name, by in computed_by.items())
             )
@@ -104,3 +108,11 @@ class DeepInferAscend950Worker(Worker):
             super().shutdown()
         finally:
             self._redirect.undo()
+
+
+class DeepInferAscend950Worker(AcceleratorSteps, NpuWorker):
+    """The npu's worker with this package's reports and its guard against waits."""
+
+    @property
+    def device_module(self) -> ModuleType:
+        return torch.npu

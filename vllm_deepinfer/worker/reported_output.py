@@ -58,14 +58,15 @@ def send_confidences(
     Call ``done.record(copy_stream)`` of one's own event after it.
     """
     count = len(request_ids)
-    newest = getattr(speculator.model, "newest_confidence_logits", None)
+    # This package's drafter leaves them at one address, so that replays of a graph do too.
+    kept = getattr(speculator.model, "confidence_logits", None)
     held = [speculator.draft_token_confidence_probs[:count].float().clone()]
-    if newest is not None:
-        held.append(newest.view(count, -1).float().clone())
+    if kept is not None:
+        held.append(kept[: held[0].numel()].view(count, -1).clone())
     with stream(copy_stream, main_stream):
         copy_stream.wait_stream(main_stream)
         copies = [tensor.to("cpu", non_blocking=True) for tensor in held]
-    logits = copies[1] if newest is not None else None
+    logits = copies[1] if kept is not None else None
     return PendingConfidences(list(request_ids), copies[0], logits, tuple(held))
 
 

@@ -19,7 +19,7 @@ from vllm_deepinfer.drafting.calibration import Calibration, load_calibration
 from vllm_deepinfer.drafting.checkpoint_identity import checkpoint_identity
 from vllm_deepinfer.models.deepseek_v41.config import ConfigError, V41Config
 from vllm_deepinfer.models.deepseek_v41.draft import Draft
-from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, is_captured, step_of
+from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, is_captured, step_of, waits_of
 from vllm_deepinfer.models.deepseek_v41.prepare import tokenizer_folder
 from vllm_deepinfer.models.deepseek_v41.weights import load_weights
 from vllm_deepinfer.ops.numerics import Numerics
@@ -104,7 +104,8 @@ class DSparkV41DraftModel(nn.Module):
         step = step_of(metadata, names, positions, is_draft_block=True)
         step.rank_rows = rank_rows(self.exchange, step, is_captured(metadata, names))
         embedded = self.model.embed_tokens(input_ids[: step.num_tokens])
-        hidden[: step.num_tokens] = self.model(embedded, step)
+        with waits_of(step):
+            hidden[: step.num_tokens] = self.model(embedded, step)
         return hidden
 
     # -- sequential heads -------------------------------------------------------------------------

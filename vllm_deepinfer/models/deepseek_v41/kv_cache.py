@@ -7,6 +7,7 @@ and slots this backend hands over.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from vllm_deepinfer.models.deepseek_v41.cache import OPEN_GROUP_ROWS, Cache, Cac
 from vllm_deepinfer.models.deepseek_v41.probe import Probe
 from vllm_deepinfer.models.deepseek_v41.step import Paging, Step
 from vllm_deepinfer.models.deepseek_v41.uniform_step import UniformStep
+from vllm_deepinfer.worker.sync_guard import allow_sync
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -92,11 +94,15 @@ def step_of(
         return UniformStep(
             tokens_per_request=starts[1], most_context_tokens=common.max_seq_len, **parts
         )
-    return Step(
-        query_starts=starts,
-        context_tokens=common.seq_lens[: len(starts) - 1].tolist(),
-        **parts,
-    )
+    with allow_sync():
+        context_tokens = common.seq_lens[: len(starts) - 1].tolist()
+    return Step(query_starts=starts, context_tokens=context_tokens, **parts)
+
+
+def waits_of(step: Step) -> AbstractContextManager[None]:
+    """Surrounds the forward pass of a step: prompts and uneven drafts have shapes that the host
+    must read from the device; a uniform step has none, and waits in it are reported."""
+    return nullcontext() if isinstance(step, UniformStep) else allow_sync()
 
 
 def is_captured(metadata: dict[str, CacheMetadata], names: list[str]) -> bool:

@@ -14,7 +14,7 @@ from vllm_deepinfer.distributed.exchange import expert_exchange, rank_rows
 from vllm_deepinfer.distributed.joining import is_joining
 from vllm_deepinfer.models.deepseek_v41.config import V41Config
 from vllm_deepinfer.models.deepseek_v41.decoder import Decoder
-from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, is_captured, step_of
+from vllm_deepinfer.models.deepseek_v41.kv_cache import CacheLayer, is_captured, step_of, waits_of
 from vllm_deepinfer.models.deepseek_v41.prepare import (
     load_engram_constants,
     set_engram_constants,
@@ -102,7 +102,8 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsEagle3):
         step = step_of(metadata, self._cache_names, positions, ngram_token_ids, self.probe)
         step.rank_rows = rank_rows(self.exchange, step, is_captured(metadata, self._cache_names))
         taps = dict.fromkeys(self.tap_layers, hidden)
-        hidden[: step.num_tokens] = self.model(input_ids[: step.num_tokens], step, taps)
+        with waits_of(step):
+            hidden[: step.num_tokens] = self.model(input_ids[: step.num_tokens], step, taps)
         if not taps:
             return hidden
         padding = (0, 0, 0, len(positions) - step.num_tokens)

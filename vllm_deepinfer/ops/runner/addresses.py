@@ -10,7 +10,7 @@ stands for, and, exactly as upstream, nobody checks an index that is too large. 
 touched unless an index names it.
 
 Addresses are read on the host. For tables that their owner fills once (see `memory_of`) this
-happens once; elsewhere it is one synchronisation per call on an accelerator.
+happens once, and an accelerator is waited for; elsewhere it is one synchronisation per call there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+
+from vllm_deepinfer.worker.sync_guard import allow_sync
 
 # More than any allocation holds, less than the address space of 64-bit user processes leaves free.
 REACH_BYTES = 1 << 42
@@ -54,6 +56,12 @@ def tensor_at(
     return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, (num_elements,), (1,))
 
 
+def read_once(numbers: torch.Tensor) -> list[int]:
+    """The numbers, for a caller that keeps what it makes of them: the one wait that is meant."""
+    with allow_sync():
+        return numbers.tolist()
+
+
 def memory_of(addresses: torch.Tensor, dtype: torch.dtype) -> AddressedMemory:
     """The memory behind `addresses` (uint64 [num_addresses], not empty), as `dtype` elements.
 
@@ -63,14 +71,14 @@ def memory_of(addresses: torch.Tensor, dtype: torch.dtype) -> AddressedMemory:
     kept = getattr(addresses, "_deepinfer_memory", None)
     if kept is not None and kept.window.dtype == dtype:
         return kept
-    numbers = addresses.tolist()
+    numbers = read_once(addresses)
     lowest = min(numbers)
     reach = max(numbers) - lowest + REACH_BYTES
     window = tensor_at(lowest, reach // dtype.itemsize, dtype, addresses.device)
     offsets = [_elements_between(lowest, number, dtype) for number in numbers]
-    memory = AddressedMemory(
-        window, torch.tensor(offsets, dtype=torch.int64, device=addresses.device)
-    )
+    with allow_sync():
+        on_device = torch.tensor(offsets, dtype=torch.int64, device=addresses.device)
+    memory = AddressedMemory(window, on_device)
     addresses._deepinfer_memory = memory
     return memory
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from vllm_deepinfer.ops.runner.addresses import AddressedMemory, memory_of, tensor_at
+from vllm_deepinfer.ops.runner import extents
+from vllm_deepinfer.ops.runner.addresses import memory_of, read_once, tensor_at
 from vllm_deepinfer.ops.runner.extents import ragged_rows
 from vllm_deepinfer.ops.runner.forms import later_form
 
@@ -41,14 +42,26 @@ def gather_block_tables(
     num_reqs on become 0. Of each row's blocks the first `num_null_blocks` (int [num_groups,
     num_reqs], None for none) become 0, the null block, as well.
 
-    The number of blocks copied is a data-dependent shape: one synchronisation on an accelerator.
+    The number of blocks copied is a data-dependent shape: exact on the host, and on an accelerator
+    whole rows, a group at a time.
     """
-    source = memory_of(src_block_table_ptrs, torch.int32)
-    target = memory_of(dst_block_table_ptrs, torch.int32)
-    _zero_padding(target, block_table_strides, num_reqs, grid[1])
+    if grid[1] > num_reqs:
+        for table in _tables(dst_block_table_ptrs, block_table_strides):
+            table[num_reqs : grid[1]].zero_()
     if num_reqs == 0:
         return
     slot = batch_idx_to_req_idx[:num_reqs]
+    if not extents.is_host(slot):
+        _gather_rows(
+            _tables(src_block_table_ptrs, block_table_strides),
+            _tables(dst_block_table_ptrs, block_table_strides),
+            slot,
+            num_blocks_ptr,
+            num_null_blocks,
+        )
+        return
+    source = memory_of(src_block_table_ptrs, torch.int32)
+    target = memory_of(dst_block_table_ptrs, torch.int32)
     num_blocks = num_blocks_ptr.index_select(1, slot).long().view(-1)
     num_copied = int(num_blocks.sum())
     ends = num_blocks.cumsum(0)
@@ -115,13 +128,34 @@ def gather_block_tables_in_window(
     )
 
 
-def _zero_padding(
-    target: AddressedMemory, strides: torch.Tensor, num_reqs: int, num_reqs_padded: int
+def _gather_rows(
+    sources: list[torch.Tensor],
+    targets: list[torch.Tensor],
+    slot: torch.Tensor,
+    num_blocks: torch.Tensor,
+    num_null_blocks: torch.Tensor | None,
 ) -> None:
-    if num_reqs_padded <= num_reqs:
-        return
-    for offset, stride in zip(target.offsets.tolist(), strides.tolist(), strict=True):
-        target.window[offset + num_reqs * stride : offset + num_reqs_padded * stride].zero_()
+    """`gather_block_tables` in shapes that the host knows."""
+    for group, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        rows, into = source.index_select(0, slot), target[: slot.shape[0]]
+        column = torch.arange(rows.shape[1], device=rows.device)
+        if num_null_blocks is not None:
+            rows.masked_fill_(column < num_null_blocks[group].unsqueeze(1), 0)
+        owned = num_blocks[group].index_select(0, slot).unsqueeze(1)
+        into.copy_(torch.where(column < owned, rows, into))
+
+
+def _tables(addresses: torch.Tensor, strides: torch.Tensor) -> list[torch.Tensor]:
+    """Each group's table, int32 [very many rows, stride]; kept on `addresses` like `memory_of`."""
+    kept = getattr(addresses, "_deepinfer_tables", None)
+    if kept is None:
+        kept = []
+        for address, stride in zip(read_once(addresses), read_once(strides), strict=True):
+            # A batch has less than 2**20 rows.
+            memory = tensor_at(address, stride << 20, torch.int32, addresses.device)
+            kept.append(memory.view(1 << 20, stride))
+        addresses._deepinfer_tables = kept
+    return kept
 
 
 def compute_slot_mappings(
@@ -249,7 +283,7 @@ def _segments(
     kept = getattr(addresses, "_deepinfer_segments", None)
     if kept is None:
         kept = []
-        rows = zip(addresses.tolist(), strides.tolist(), page_sizes.tolist(), strict=True)
+        rows = zip(*map(read_once, (addresses, strides, page_sizes)), strict=True)
         for address, stride, page_size in rows:
             # No pool has 2**31 blocks: block numbers are int32 everywhere else.
             memory = tensor_at(address, stride << 31, torch.int32, addresses.device)

@@ -62,10 +62,13 @@ class AcceleratorSteps:
 
     def compile_or_warm_up_model(self) -> Any:
         """As vLLM's. The guard begins behind it: start-up waits for the device all the time."""
+        profile = ()
         if self._we_plan and self.model_runner.speculator is not None:
             # Before vLLM's own warm-up, which seeds the generators at its end.
-            self._profile = self._profile_decoding()
+            profile = self._profile_decoding()
         result = super().compile_or_warm_up_model()
+        # Only now: warm-ups run steps whose reports nobody receives.
+        self._profile = profile
         options = DeepInferConfig.from_vllm(self.vllm_config)
         if self._vllm_plans and options.verification == "adaptive":
             self._costs = PlannerCosts(self.vllm_config, self.model_runner)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from vllm.v1.worker.gpu.async_utils import StepTimingCollector
+from vllm.v1.worker.gpu.async_utils import StepTimingCollector, StepTimingEvents
 
 from vllm_deepinfer.scheduler.step_cost import StepTimes
 
@@ -69,8 +69,11 @@ class StepClock(StepTimingCollector):
         self._open: TimedStep | None = None
 
     def forward_start(self) -> None:
-        super().forward_start()
-        if not self._collecting:
+        if self._collecting:
+            # As vLLM's own, which makes events of CUDA.
+            self._step = StepTimingEvents(*(self._make_event() for _ in range(4)))
+            self._step.forward_start.record()
+        else:
             self._open = TimedStep(*(self._make_event() for _ in range(3)))
             self._open.begin.record()
 

@@ -47,6 +47,10 @@ class DeepInferAscend950Platform(Platform):
     # Read by the model's cache backend: its decode steps may be captured in graphs here.
     captures_decode_steps = True
 
+    def __init__(self) -> None:
+        # `vllm serve` makes a device of the name before it calls any hook of the platform.
+        torch.utils.rename_privateuse1_backend(self.device_type)
+
     # -- configuration ----------------------------------------------------------------------------
 
     @classmethod

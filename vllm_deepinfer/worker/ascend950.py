@@ -54,7 +54,7 @@ class NpuWorker(Worker):
             self.vllm_config,
             self.rank,
             self.distributed_init_method,
-            self.local_rank,
+            self.device.index,  # groups make their device of it
             current_platform.dist_backend,
         )
         set_random_seed(self.model_config.seed)
@@ -73,9 +73,11 @@ class NpuWorker(Worker):
         """The visible device of this rank; data-parallel ranks of a machine take one each."""
         parallel = self.parallel_config
         if parallel.assigned_physical_gpu_ids is not None:
+            # Those of this data-parallel rank alone: vLLM divides them where it starts the ranks.
             set_assigned_physical_gpu_ids(parallel.assigned_physical_gpu_ids)
-        rank = parallel.data_parallel_rank_local
-        self.local_rank += parallel.data_parallel_index if rank is None else rank
+        else:
+            rank = parallel.data_parallel_rank_local
+            self.local_rank += parallel.data_parallel_index if rank is None else rank
         return current_platform.logical_device_id_to_visible_device_id(self.local_rank)
 
     def _register_operations(self) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 import torch
+from fake_npu.fixtures import fake_npu_library  # noqa: F401
 from npu_ops import documented_torch_npu
 
 CALLS = "vllm_deepinfer.ops.npu.calls."
@@ -34,7 +34,3 @@ def torch_npu(monkeypatch) -> Iterator[ModuleType]:
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(20)
-
-
-def calls_of(found: ModuleType) -> Counter[str]:
-    return found.calls

@@ -8,6 +8,7 @@ one group after the other. Where the documents are silent, the choice is stated.
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from types import ModuleType
 
 import torch
@@ -15,6 +16,11 @@ from torch import Tensor
 
 FLOAT8_E4M3FN, FLOAT8_E8M0FNU, FLOAT4_E2M1FN_X2 = 292, 293, 296
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]).double()
+
+
+@cache
+def _e2m1_on(device: torch.device) -> Tensor:
+    return E2M1.to(device)
 
 
 # -- MX formats -----------------------------------------------------------------------------------
@@ -114,15 +120,15 @@ def npu_grouped_matmul(
     assert (split_item, group_type, group_list_type) == (2, 0, 0)
     (rows,), (packed,), (scales,), (pairs,) = x, weight, antiquant_scale, per_token_scale
     assert packed.dtype == torch.uint8 and scales.dtype == torch.float8_e8m0fnu
-    values = _row_values(rows, pairs)
-    out = torch.full((len(rows), packed.shape[2]), float("nan"), dtype=output_dtype)
-    start = 0
-    for expert, end in enumerate(group_list.tolist()):
+    values, table = _row_values(rows, pairs), _e2m1_on(rows.device)
+    out = rows.new_full((len(rows), packed.shape[2]), float("nan"), dtype=output_dtype)
+    number, start = torch.arange(len(rows), device=rows.device), 0
+    for expert, end in enumerate(group_list):
         codes = packed[expert].t().long()
-        elements = torch.stack([E2M1[codes & 15], E2M1[codes >> 4]], -1).flatten(-2)
+        elements = torch.stack([table[codes & 15], table[codes >> 4]], -1).flatten(-2)
         factor = _power(scales[expert]).flatten(-2).repeat_interleave(32, -1)
-        product = values[start:end] @ (elements * factor[:, : elements.shape[1]]).t()
-        out[start:end] = product.to(output_dtype)
+        product = (values @ (elements * factor[:, : elements.shape[1]]).t()).to(output_dtype)
+        out = torch.where(((number >= start) & (number < end)).unsqueeze(1), product, out)
         start = end
     return [out]
 

@@ -18,6 +18,8 @@ Source: V4.1 specification, sections 2.4, 2.7, 2.8 and 5.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -52,6 +54,17 @@ _PAIRS = torch.stack(
 )
 # Both float32 values of a byte as one 8-byte element, so that a look-up moves them together.
 _PACKED_PAIRS = _PAIRS.view(torch.float64).flatten()
+
+
+@cache
+def _boundaries_on(device: torch.device) -> Tensor:
+    """Copied once: a copy from the host waits for the device, and no graph captures it."""
+    return _BOUNDARIES.to(device)
+
+
+@cache
+def _packed_pairs_on(device: torch.device) -> Tensor:
+    return _PACKED_PAIRS.to(device)
 
 
 # -- scales ---------------------------------------------------------------------------------------
@@ -155,7 +168,7 @@ def to_e4m3(x: Tensor) -> Tensor:
 
 def to_e2m1(x: Tensor) -> Tensor:
     """Round float32 to e2m1 codes 0..15 (bit 3 is the sign), uint8, with saturation at +-6."""
-    code = torch.bucketize(x.abs(), _BOUNDARIES.to(x.device), right=True, out_int32=True)
+    code = torch.bucketize(x.abs(), _boundaries_on(x.device), right=True, out_int32=True)
     return (code + 8 * torch.signbit(x)).to(torch.uint8)
 
 
@@ -167,7 +180,7 @@ def pack_e2m1(code: Tensor) -> Tensor:
 def unpack_e2m1(packed: Tensor) -> Tensor:
     """Decode packed e2m1 bytes ``[..., n/2]`` (uint8 or int8) to float32 ``[..., n]``."""
     codes = packed.view(torch.uint8).to(torch.int32).flatten()
-    pairs = torch.index_select(_PACKED_PAIRS.to(packed.device), 0, codes)
+    pairs = torch.index_select(_packed_pairs_on(packed.device), 0, codes)
     return pairs.view(torch.float32).view(*packed.shape[:-1], 2 * packed.shape[-1])
 
 

@@ -90,7 +90,8 @@ def stream_mixes(
 def sinkhorn(comb: Tensor, eps: float, iterations: int) -> Tensor:
     """Alternate column and row normalisation of ``[T, S, S]``, columns first and last."""
     # As a tensor: adding a Python number converts it anew each time, twice the cost of the sum.
-    small = torch.tensor(eps, dtype=comb.dtype, device=comb.device)
+    # Filled there: copying it from the host would wait for the device.
+    small = torch.full((), eps, dtype=comb.dtype, device=comb.device)
     # Tokens last: sums over four elements then run along them, ten times faster for long prompts.
     comb = comb.permute(1, 2, 0).contiguous()
     comb /= comb.sum(0, keepdim=True).add_(small)

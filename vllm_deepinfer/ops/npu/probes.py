@@ -1,4 +1,4 @@
-"""Small cases of every operation, the same in every run, for the check of a device.
+"""Small cases of every operation, for the check of a device; the same in every run.
 
 Sizes are the least that operators of the Ascend 950 take, and groups differ by powers of two, so
 that a scale out of place shows. Groups of zeros and rows that are not stored are among them.
@@ -18,13 +18,14 @@ BF16, F32 = torch.bfloat16, torch.float32
 TOKENS, WIDTH, PAIRS = 5, 512, 32
 BLOCKS, BLOCK_ROWS = 3, 16
 STREAMS, HIDDEN = 4, 256
+SEED = 950
 
 
 class _Values:
     """Random values of one case."""
 
-    def __init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(950)
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int, dtype: torch.dtype = F32) -> Tensor:
         return torch.randn(*shape, generator=self.generator).to(dtype)
@@ -60,9 +61,9 @@ class _Values:
         return rows
 
 
-def _fp8_linear(plain: bool) -> Callable[[], list]:
-    def case() -> list:
-        values, groups = _Values(), 2 if plain else 1
+def _fp8_linear(plain: bool) -> Callable[..., list]:
+    def case(seed: int = SEED) -> list:
+        values, groups = _Values(seed), 2 if plain else 1
         x = values.uneven(TOKENS, groups * 192)
         weight, scale = formats.quantise_fp8_blocks(values.uneven(128, 192))
         rows = (x, None) if plain else reference_linear.quantise_fp8(x)
@@ -71,8 +72,8 @@ def _fp8_linear(plain: bool) -> Callable[[], list]:
     return case
 
 
-def _fp4_experts() -> list:
-    values, hidden, inter, held = _Values(), 128, 192, 3
+def _fp4_experts(seed: int = SEED) -> list:
+    values, hidden, inter, held = _Values(seed), 128, 192, 3
     x, scales = reference_linear.quantise_fp8(values.uneven(TOKENS, hidden))
     stacks = [
         tensor
@@ -85,9 +86,9 @@ def _fp4_experts() -> list:
     return [x, scales, chosen, weights, *stacks, 1, 10.0, BF16]
 
 
-def _store(kind: RecordKind) -> Callable[[], list]:
-    def case() -> list:
-        values = _Values()
+def _store(kind: RecordKind) -> Callable[..., list]:
+    def case(seed: int = SEED) -> list:
+        values = _Values(seed)
         cache = values.cache(record_of(kind, WIDTH))
         rows = values.rows(TOKENS)
         x = values.uneven(TOKENS, WIDTH)
@@ -96,8 +97,8 @@ def _store(kind: RecordKind) -> Callable[[], list]:
     return case
 
 
-def _sink_attention() -> list:
-    values, heads = _Values(), 64
+def _sink_attention(seed: int = SEED) -> list:
+    values, heads = _Values(seed), 64
     window, selected = (
         values.cache(record_of(kind, WIDTH)) for kind in (RecordKind.FP8, RecordKind.FP4_FINE)
     )
@@ -108,8 +109,8 @@ def _sink_attention() -> list:
     ]  # fmt: skip
 
 
-def _index_scores() -> list:
-    values, heads, width = _Values(), 32, 128
+def _index_scores(seed: int = SEED) -> list:
+    values, heads, width = _Values(seed), 32, 128
     cache = values.cache(record_of(RecordKind.FP4, width))
     query = values.normal(TOKENS, heads, width, dtype=BF16)
     weights = values.normal(TOKENS, heads).to(BF16).to(F32)
@@ -125,47 +126,47 @@ def _scores(values: _Values) -> Tensor:
     return scores
 
 
-def _candidate_blocks() -> list:
-    return [_scores(_Values()), torch.tensor([45, 1, 10, 0, 44]), 8, 2]
+def _candidate_blocks(seed: int = SEED) -> list:
+    return [_scores(_Values(seed)), torch.tensor([45, 1, 10, 0, 44]), 8, 2]
 
 
-def _select_rows() -> list:
-    values = _Values()
+def _select_rows(seed: int = SEED) -> list:
+    values = _Values(seed)
     return [_scores(values), 12, values.whole(0, 2, TOKENS, 6).bool(), 8]
 
 
-def _streams(dtype: torch.dtype = BF16) -> tuple[_Values, Tensor]:
-    values = _Values()
-    return values, values.normal(TOKENS, STREAMS, HIDDEN, dtype=dtype)
+def _streams(seed: int) -> tuple[_Values, Tensor]:
+    values = _Values(seed)
+    return values, values.normal(TOKENS, STREAMS, HIDDEN, dtype=BF16)
 
 
-def _stream_mixes() -> list:
-    values, streams = _streams()
+def _stream_mixes(seed: int = SEED) -> list:
+    values, streams = _streams(seed)
     projection = values.normal(24, STREAMS * HIDDEN) * 0.05
     return [streams, projection, values.normal(3), values.normal(24), 1e-20, 1e-6, 20]
 
 
-def _mix_streams() -> list:
-    values, streams = _streams()
+def _mix_streams(seed: int = SEED) -> list:
+    values, streams = _streams(seed)
     return [streams, values.normal(TOKENS, STREAMS), BF16]
 
 
-def _expand_streams() -> list:
-    values, streams = _streams()
+def _expand_streams(seed: int = SEED) -> list:
+    values, streams = _streams(seed)
     out = values.normal(TOKENS, HIDDEN, dtype=BF16)
     comb = values.normal(TOKENS, STREAMS, STREAMS)
     return [out, streams, values.normal(TOKENS, STREAMS), comb, BF16]
 
 
-def _add_memory() -> list:
-    values, streams = _streams()
+def _add_memory(seed: int = SEED) -> list:
+    values, streams = _streams(seed)
     memory = values.normal(TOKENS, (STREAMS + 1) * HIDDEN, dtype=BF16)
     weights = [values.normal(STREAMS, HIDDEN, dtype=BF16) for _ in range(2)]
     return [streams, memory, *weights, 1e-20]
 
 
-def _pool_pairs() -> list:
-    values = _Values()
+def _pool_pairs(seed: int = SEED) -> list:
+    values = _Values(seed)
     ring = values.cache(record_of(RecordKind.FLOAT32, 2 * WIDTH))
     partner_rows = torch.tensor([7, -1])
     closing, kept, kept_rows = torch.tensor([0, 4]), torch.tensor([1, 2]), torch.tensor([40, 7])
@@ -173,7 +174,7 @@ def _pool_pairs() -> list:
     return [*state, ring, closing, partner_rows, kept, kept_rows]
 
 
-def _engram_rows() -> list:
+def _engram_rows(seed: int = SEED) -> list:
     ngrams = torch.tensor([[5, 3, -1], [9, 5, 3], [99, 9, 5], [0, 99, 9]])
     token_map = torch.arange(16) // 2
     multipliers = torch.tensor([31, 1_000_003, 998_244_353])
@@ -181,63 +182,63 @@ def _engram_rows() -> list:
     return [ngrams, token_map, 1, multipliers, primes, offsets]
 
 
-def _load_table_rows() -> list:
-    values = _Values()
+def _load_table_rows(seed: int = SEED) -> list:
+    values = _Values(seed)
     table = formats.quantise_fp8_rows(values.uneven(11, 64, dtype=F32))
     return [*table, values.whole(0, 11, TOKENS, 3), BF16]
 
 
-def _load_rows() -> list:
-    values = _Values()
+def _load_rows(seed: int = SEED) -> list:
+    values = _Values(seed)
     kind = RecordKind.FP4_FINE
     return [values.cache(record_of(kind, WIDTH)), values.rows(TOKENS, 9), int(kind), WIDTH]
 
 
-def _rope_angles() -> list:
+def _rope_angles(seed: int = SEED) -> list:
     frequencies = 10000.0 ** (-torch.arange(PAIRS) / PAIRS)
     return [torch.tensor([0, 1, 4095, 65537, 1048575]), frequencies, 2]
 
 
-def _rotate() -> list:
-    values = _Values()
+def _rotate(seed: int = SEED) -> list:
+    values = _Values(seed)
     return [values.normal(TOKENS, 64, WIDTH, dtype=BF16), *values.turns(TOKENS), BF16, True]
 
 
-def _rms_norm() -> list:
-    values = _Values()
+def _rms_norm(seed: int = SEED) -> list:
+    values = _Values(seed)
     x = values.normal(TOKENS, WIDTH, dtype=BF16)
     x[1] = 0
     return [x, values.normal(WIDTH, dtype=BF16), 1e-20, BF16]
 
 
-def _clamped_swiglu() -> list:
-    values = _Values()
+def _clamped_swiglu(seed: int = SEED) -> list:
+    values = _Values(seed)
     gate, up = ((8 * values.normal(TOKENS, 256)).to(BF16) for _ in range(2))
     return [gate, up, 10.0, BF16]
 
 
-def _route() -> list:
-    values = _Values()
+def _route(seed: int = SEED) -> list:
+    values = _Values(seed)
     return [values.normal(TOKENS, 384), values.normal(384), 6, True, 1.5]
 
 
-def _sum_experts() -> list:
-    values = _Values()
+def _sum_experts(seed: int = SEED) -> list:
+    values = _Values(seed)
     chosen = torch.tensor([[3, 1, 2]]).expand(TOKENS, 3).contiguous()
     outputs = values.normal(TOKENS, 3, HIDDEN, dtype=BF16)
     return [outputs, chosen, values.normal(TOKENS, HIDDEN, dtype=BF16), BF16]
 
 
-def _quantise_fp8() -> list:
-    return [_Values().uneven(TOKENS, 192)]
+def _quantise_fp8(seed: int = SEED) -> list:
+    return [_Values(seed).uneven(TOKENS, 192)]
 
 
-def _plain_linear() -> list:
-    values = _Values()
+def _plain_linear(seed: int = SEED) -> list:
+    values = _Values(seed)
     return [values.normal(TOKENS, 256, dtype=BF16), values.normal(96, 256, dtype=BF16)]
 
 
-PROBES: dict[str, tuple[Callable[[], list], ...]] = {
+PROBES: dict[str, tuple[Callable[..., list], ...]] = {
     "add_memory": (_add_memory,),
     "candidate_blocks": (_candidate_blocks,),
     "clamped_swiglu": (_clamped_swiglu,),
@@ -262,4 +263,4 @@ PROBES: dict[str, tuple[Callable[[], list], ...]] = {
     "stream_mixes": (_stream_mixes,),
     "sum_experts": (_sum_experts,),
 }
-"""Cases by operation; each makes the operation's arguments, in order."""
+"""Cases by operation; each makes the arguments, in order, from a seed or the usual one."""

@@ -7,6 +7,7 @@ sampler: one operation is all that remains. Other models need kernels that only 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -23,15 +24,6 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
-@cache
-def define() -> torch.library.Library:
-    """Defines the operations; the caller's process keeps them while it lives."""
-    library = torch.library.Library("_C", "FRAGMENT")
-    library.define("init_cpu_memory_env(SymInt[] node_ids) -> ()")
-    library.impl("init_cpu_memory_env", init_cpu_memory_env, "CompositeExplicitAutograd")
-    return library
-
-
 def init_cpu_memory_env(node_ids: list[int]) -> None:
     """Where vLLM's library would bind the worker's memory to NUMA nodes: left to the kernel.
 
@@ -42,6 +34,22 @@ def init_cpu_memory_env(node_ids: list[int]) -> None:
         "This vLLM was not built for CPUs: memory is allocated where a worker's threads run, not "
         f"bound to NUMA node {', '.join(map(str, node_ids))}.",
     )
+
+
+# As vLLM's library declares them.
+OPERATIONS: dict[str, Callable[..., None]] = {
+    "init_cpu_memory_env(SymInt[] node_ids) -> ()": init_cpu_memory_env,
+}
+
+
+@cache
+def define() -> torch.library.Library:
+    """Defines the operations as torch.ops._C; this process keeps them while it lives."""
+    library = torch.library.Library("_C", "FRAGMENT")
+    for schema, function in OPERATIONS.items():
+        library.define(schema)
+        library.impl(schema.partition("(")[0], function, "CompositeExplicitAutograd")
+    return library
 
 
 def refuse_other_models(vllm_config: VllmConfig) -> None:

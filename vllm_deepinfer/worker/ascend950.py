@@ -18,6 +18,7 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.utils import request_memory
 
 from vllm_deepinfer.config import DeepInferConfig
+from vllm_deepinfer.distributed import npu_exchange
 from vllm_deepinfer.distributed.joining import joining
 from vllm_deepinfer.log import get_logger
 from vllm_deepinfer.ops import runner
@@ -89,6 +90,18 @@ class NpuWorker(Worker):
             computed_by = npu.register(self.device, torch_ops=options.npu_torch_ops)
             logger.info(
                 "Operations: %s", "; ".join(f"{name}: {by}" for name, by in computed_by.items())
+            )
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        parallel, text = self.parallel_config, self.model_config.hf_text_config
+        if parallel.enable_expert_parallel and parallel.data_parallel_size > 1:
+            steps = (
+                self.model_runner.max_num_reqs * self.model_runner.decode_query_len,
+                self.model_runner.max_num_tokens,
+            )
+            logger.info(
+                npu_exchange.describe(steps, parallel.data_parallel_size, text.num_experts_per_tok)
             )
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager:

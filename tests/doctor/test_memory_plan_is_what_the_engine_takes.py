@@ -8,8 +8,6 @@ wrong machines.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from in_process import engine
 
@@ -22,15 +20,6 @@ from vllm_deepinfer.models.deepseek_v41.schema import total_bytes
 from vllm_deepinfer.models.deepseek_v41.weights import expected_parameters
 
 DRAFTING = '{"method": "dspark", "num_speculative_tokens": 5}'
-
-
-@pytest.fixture(autouse=True)
-def unchanged_environ():
-    """vLLM's CPU platform writes environment variables; put them back."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def config_of(*arguments):

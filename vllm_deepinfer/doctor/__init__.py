@@ -24,8 +24,14 @@ without. Its layout, stable within one `format`; sizes are in bytes or tokens, a
         limits          [{flag, allowed, why}]: values other than these are refused
         graphs          {mode, with_drafts_tokens, without_drafts_tokens, largest_decode_tokens,
                         covers_largest_decode}
-        memory          null where vLLM's own model class serves, else {ranks: bytes of weights by
-                        rank, kv_caches: by kind, kv_pool: what fits, engram_place}
+        memory          null where vLLM's own model class serves, else
+            ranks       weights of each rank: [{experts_bytes, engram_bytes, drafts_bytes,
+                        other_bytes, total_bytes}]
+            kv_caches   by kind: [{kind, num_layers, row_bytes, tokens_per_row, bytes_per_token,
+                        kept_tokens}]
+            kv_pool     what fits: {size_bytes, block_bytes, num_groups, full_request_bytes,
+                        num_blocks, num_tokens, num_full_requests, problem}
+            engram_place  where the tables of the engram layers lie
 
 A model of another architecture has `model` and `architectures` alone. Where vLLM cannot be imported
 or refuses the options, `checkpoint` is all that is added.

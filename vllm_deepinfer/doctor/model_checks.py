@@ -184,6 +184,10 @@ def idle_options(case: Case) -> Finding | None:
 def _needs(option: str, case: Case) -> str | None:
     """What has to be set for `option` to act and is not, or None."""
     options, drafts = case.options, case.config.speculative_config is not None
+    if option == "sync_guard" and case.platform == "cpu":
+        return "an accelerator to wait for"
+    if option == "npu_torch_ops" and case.platform != "ascend950":
+        return "the platform ascend950"
     if option in ("verification", "confidence_calibration", "draft_records") and not drafts:
         return "--speculative-config"
     if option in ("verification_min_benefit", "step_cost_file") and options.verification == "all":

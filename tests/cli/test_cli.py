@@ -65,7 +65,10 @@ def test_make_checkpoint_shows_progress_and_refuses_a_second_time(capsys, tmp_pa
     assert main(["make-checkpoint", str(folder), "--preset", "tiny", "--force"]) == 0
 
 
-@pytest.mark.parametrize("arguments", [[], ["bogus"], ["make-checkpoint", "x"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["bogus"], ["make-checkpoint", "x"], ["schema", "tiny", "--max-num-seqs", "3"]],
+)
 def test_wrong_usage_exits_with_two(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
@@ -73,15 +76,18 @@ def test_wrong_usage_exits_with_two(arguments, capsys):
     assert "usage: vllm-deepinfer" in capsys.readouterr().err
 
 
-def test_help_imports_nothing_heavy():
+@pytest.mark.parametrize(
+    ("arguments", "shown"), [(["--help"], "make-checkpoint"), (["doctor", "--help"], "--json")]
+)
+def test_help_imports_nothing_heavy(arguments, shown):
     code = (
         "import sys\nfrom vllm_deepinfer.cli import main\n"
-        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        f"try: main({arguments})\nexcept SystemExit: pass\n"
         "print(sorted({'torch', 'numpy', 'vllm', 'tokenizers', 'safetensors'} & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines()[-1] == "[]"
-    assert "make-checkpoint" in run.stdout
+    assert shown in run.stdout
 
 
 def test_a_reader_that_stops_early_is_no_error():

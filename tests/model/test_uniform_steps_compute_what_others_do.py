@@ -62,7 +62,7 @@ def uniform(step, num_tokens, most_context_tokens, padding):
         return Paging(table, slots, page.block_tokens)
 
     tables = {}
-    for name, page in step.paging.items():
+    for page in step.paging.values():
         # Caches of one group share a table, by address.
         tables.setdefault((id(page.block_table), id(page.slots)), paging(page))
     return UniformStep(

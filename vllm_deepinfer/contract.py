@@ -16,8 +16,8 @@ Names of methods are written `Class.method`; a method may come from a base class
 from __future__ import annotations
 
 from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
-from vllm_deepinfer.contract_builds import BUILDS
 from vllm_deepinfer.contract_ascend import ASCEND
+from vllm_deepinfer.contract_builds import BUILDS
 from vllm_deepinfer.contract_distributed import DISTRIBUTED
 from vllm_deepinfer.contract_doctor import DOCTOR
 from vllm_deepinfer.contract_model import DRAFTING, MODEL, VENDOR_KERNELS

@@ -87,9 +87,9 @@ ASCEND_WORKER: tuple[Symbol, ...] = (
     ),
 )
 
-# Names the redirect replaces where the runner's modules import them. That they do, and that no other
-# module of the runner asks for torch.cuda, is what tests/platforms/test_ascend950_redirect.py reads
-# in the sources.
+# What the redirect replaces where the runner's modules import it. That they do, and that no other
+# module of the runner asks for torch.cuda, tests/platforms/test_ascend950_redirect.py reads in the
+# sources.
 REDIRECT: tuple[Symbol, ...] = (
     uses("vllm.model_executor.warmup.kernel_warmup", "kernel_warmup"),
     calls("vllm.distributed.parallel_state", "graph_capture", "device"),

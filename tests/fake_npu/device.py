@@ -1,6 +1,6 @@
 """Importing this module gives torch the device "npu" and `torch.npu`, as importing torch_npu does.
 
-`FAKE_NPU_DEVICES` (default 1) says how many there are, `FAKE_NPU_MEMORY_GIB` (16) of what size.
+`FAKE_NPU_DEVICES` (default 1) says how many there are, `FAKE_NPU_MEMORY_GIB` (2) of what size.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fake_npu import build, collectives, graphs, module
 
 torch.ops.load_library(str(build.library()))
 torch.ops.fake_npu.set_device_count(int(os.environ.get("FAKE_NPU_DEVICES", "1")))
-torch.ops.fake_npu.set_memory_size(int(os.environ.get("FAKE_NPU_MEMORY_GIB", "16")) << 30)
+torch.ops.fake_npu.set_memory_size(int(os.environ.get("FAKE_NPU_MEMORY_GIB", "2")) << 30)
 torch.utils.rename_privateuse1_backend("npu")
 torch._register_device_module("npu", module.make())
 torch.utils.generate_methods_for_privateuse1_backend(

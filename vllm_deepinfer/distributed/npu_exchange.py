@@ -10,9 +10,9 @@ from enum import Enum
 
 
 class Exchange(Enum):
-    """Ways of tokens to experts on other ranks and back."""
+    """Ways of tokens to experts on other ranks and back; MC2 is copies fused with what they feed."""
 
-    MC2 = "MC2, dispatch and combine fused with the copies"
+    MC2 = "MC2"
     ALL_GATHER = "all-gather and reduce-scatter"
     ALL_TO_ALL = "all-to-all"
 
@@ -54,6 +54,6 @@ def describe(step_tokens: tuple[int, ...], num_ranks: int, experts_per_token: in
     for best, sizes in missed.items():
         listed = ", ".join(map(str, sizes))
         text += (
-            f"; for steps of {listed} tokens {best.value} is better, and not used by this release"
+            f"; for steps of {listed} tokens, {best.value} is better and not used by this release"
         )
     return text + "."

@@ -96,12 +96,12 @@ def num_replays() -> int:
 
 
 def _note_replay() -> None:
-    """Lengthen this process's file in the folder `FAKE_NPU_REPLAYS`, for tests in other processes.
+    """Lengthen the current device's file in the folder `FAKE_NPU_REPLAYS`, for other processes.
 
     A file's size is the number of replays; it outlives a process that is killed.
     """
     if folder := os.environ.get("FAKE_NPU_REPLAYS"):
-        with open(os.path.join(folder, str(os.getpid())), "ab") as file:
+        with open(os.path.join(folder, f"npu{torch.npu.current_device()}"), "ab") as file:
             file.write(b".")
 
 

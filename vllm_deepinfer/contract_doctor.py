@@ -56,5 +56,13 @@ DOCTOR: tuple[Symbol, ...] = (
         "vllm.config.compilation", "CompilationConfig", "cudagraph_mode", "cudagraph_capture_sizes"
     ),
     has_fields("vllm.config.speculative", "SpeculativeConfig", "draft_model_config"),
+    has_fields(
+        "vllm.config.engram",
+        "EngramConfig",
+        "cpu_offload",
+        "embedding_across_dp",
+        "dp_shared_memory",
+    ),
+    has_fields("vllm.config.vllm", "VllmConfig", "engram_config"),
     has_fields("vllm.config.load", "LoadConfig", "load_format"),
 )

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from vllm_deepinfer.doctor import features, serving
 from vllm_deepinfer.doctor.diagnose import diagnose
 from vllm_deepinfer.doctor.features import Graphs
 from vllm_deepinfer.doctor.model_checks import CHECKS
@@ -162,6 +163,27 @@ def test_options_without_effect(judge, values, drafts, need):
     if need is not None:
         name = next(iter(values))
         assert f"{name} needs {need}" in found["idle_options"]["message"]
+
+
+def test_engram_tables_lie_where_the_class_puts_them(monkeypatch):
+    config = serving.make_config(serving.parse(["tiny", *LENGTH])).config
+    own = features.engram_tables(config, "cpu")
+    assert own.tables_bytes == 60984
+    assert own.place == "memory of the machine, one copy for each data-parallel rank"
+    assert "memory of the device" in features.engram_tables(config, "ascend950").place
+
+    monkeypatch.setattr(features, "runs_own_class", lambda *_: False)
+    for settings, memory, copies in (
+        ((True, False, True), "pinned memory of the host", "of a node that can share it"),
+        ((True, False, None), "pinned memory of the host", "of a node that can share it"),
+        ((True, False, False), "pinned memory of the host", "each data-parallel rank"),
+        ((False, False, None), "memory of the device", "each data-parallel rank"),
+        ((True, True, False), "pinned memory of the host", "split over all ranks"),
+    ):
+        engram = config.engram_config
+        engram.cpu_offload, engram.embedding_across_dp, engram.dp_shared_memory = settings
+        place = features.engram_tables(config, "sm100").place
+        assert place.startswith(memory) and place.endswith(copies)
 
 
 @pytest.mark.parametrize(

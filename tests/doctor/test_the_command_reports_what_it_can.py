@@ -30,10 +30,11 @@ LAYOUT = {
     "": "format ok package platform vllm_build versions platform_plugins extensions kernels "
     "findings vllm_warnings model",
     "platform": "name class reason in_force checked",
-    "model": "model architectures checkpoint features limits graphs memory",
+    "model": "model architectures checkpoint features limits graphs engram memory",
     "model.graphs": "mode with_drafts_tokens without_drafts_tokens largest_decode_tokens "
     "covers_largest_decode",
-    "model.memory": "ranks kv_caches kv_pool engram_place",
+    "model.memory": "ranks kv_caches kv_pool",
+    "model.engram": "tables_bytes place",
     "model.memory.ranks.0": "experts_bytes engram_bytes drafts_bytes other_bytes total_bytes",
     "model.memory.kv_caches.0": "kind num_layers row_bytes tokens_per_row bytes_per_token "
     "kept_tokens",

@@ -24,6 +24,7 @@ without. Its layout, stable within one `format`; sizes are in bytes or tokens, a
         limits          [{flag, allowed, why}]: values other than these are refused
         graphs          {mode, with_drafts_tokens, without_drafts_tokens, largest_decode_tokens,
                         covers_largest_decode}
+        engram          {tables_bytes: of one copy, place: where copies lie}
         memory          null where vLLM's own model class serves, else
             ranks       weights of each rank: [{experts_bytes, engram_bytes, drafts_bytes,
                         other_bytes, total_bytes}]
@@ -31,7 +32,6 @@ without. Its layout, stable within one `format`; sizes are in bytes or tokens, a
                         kept_tokens}]
             kv_pool     what fits: {size_bytes, block_bytes, num_groups, full_request_bytes,
                         num_blocks, num_tokens, num_full_requests, problem}
-            engram_place  where the tables of the engram layers lie
 
 A model of another architecture has `model` and `architectures` alone. Where vLLM cannot be imported
 or refuses the options, `checkpoint` is all that is added.

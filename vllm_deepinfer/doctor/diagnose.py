@@ -19,7 +19,6 @@ from vllm_deepinfer.platforms.probes import VllmBuild
 from vllm_deepinfer.registration import ARCHITECTURE
 
 if TYPE_CHECKING:
-    from vllm_deepinfer.doctor.memory import MemoryPlan
     from vllm_deepinfer.doctor.serving import Serving
 
 FORMAT = 1
@@ -186,7 +185,8 @@ def _model_part(
         for rule in features.limits(platform, options)
     ]
     part["graphs"] = {**asdict(graphs), "covers_largest_decode": graphs.covers_largest_decode}
-    part["memory"] = None if plan is None else _memory_part(plan, platform)
+    part["engram"] = asdict(features.engram_tables(config, platform))
+    part["memory"] = None if plan is None else plan.as_json()
     return part
 
 
@@ -194,8 +194,3 @@ def _folder(model: str) -> Path | None:
     """The folder with a model's files; None for a preset and for a name that vLLM downloads."""
     path = Path(model)
     return path if model not in PRESETS and (path / "config.json").is_file() else None
-
-
-def _memory_part(plan: MemoryPlan, platform: str) -> dict[str, Any]:
-    place = "memory of the machine" if platform == "cpu" else "memory of the device"
-    return {**plan.as_json(), "engram_place": f"{place}, one copy for each rank"}

@@ -46,6 +46,14 @@ class Graphs:
         return not sizes or self.largest_decode_tokens <= max(sizes)
 
 
+@dataclass(frozen=True)
+class EngramTables:
+    """The tables of the engram layers: the bytes of one copy, and where copies lie."""
+
+    tables_bytes: int
+    place: str
+
+
 def runs_own_class(platform: str, options: DeepInferConfig) -> bool:
     """Whether this package's model class serves, rather than vLLM's own."""
     if platform != "sm100":
@@ -150,3 +158,33 @@ def graphs(config: VllmConfig, without_drafts: VllmConfig | None) -> Graphs:
 
 def _sizes(config: VllmConfig) -> tuple[int, ...]:
     return tuple(sorted(config.compilation_config.cudagraph_capture_sizes or ()))
+
+
+def engram_tables(config: VllmConfig, platform: str) -> EngramTables:
+    """The engram tables of a configuration of this package's model."""
+    from vllm_deepinfer.models.deepseek_v41.config import V41Config
+    from vllm_deepinfer.models.deepseek_v41.schema import schema, total_bytes
+
+    tensors = schema(V41Config.from_hf(config.model_config.hf_config))
+    tables = [tensor for name, tensor in tensors.items() if ".engram.embed." in name]
+    own = runs_own_class(platform, DeepInferConfig.from_vllm(config))
+    return EngramTables(total_bytes(tables), _place(platform) if own else _place_of_vllm(config))
+
+
+def _place(platform: str) -> str:
+    memory = "memory of the machine" if platform == "cpu" else "memory of the device"
+    return f"{memory}, one copy for each data-parallel rank"
+
+
+def _place_of_vllm(config: VllmConfig) -> str:
+    """Where vLLM's own class puts them, by `--engram-config`."""
+    settings = config.engram_config
+    split = "split over tensor-parallel ranks"
+    if settings.embedding_across_dp:
+        split = "split over all ranks"
+    elif settings.cpu_offload and settings.dp_shared_memory is not False:
+        split += ", one copy for the data-parallel ranks of a node that can share it"
+    else:
+        split += ", one copy for each data-parallel rank"
+    memory = "pinned memory of the host" if settings.cpu_offload else "memory of the device"
+    return f"{memory}, {split}"

@@ -66,6 +66,9 @@ def _model(model: Mapping[str, Any]) -> Iterator[str]:
     yield from _table("features", ("", "", ""), rows)
     yield from _block("options refused on this platform", (_limit(row) for row in model["limits"]))
     yield from _block("graphs", _graphs(model["graphs"]))
+    engram = model["engram"]
+    lines = [f"{_size(engram['tables_bytes'])} a copy, in {engram['place']}"]
+    yield from _block("engram tables", lines)
     if model["memory"] is not None:
         yield from _memory(model["memory"])
 
@@ -112,7 +115,6 @@ def _memory(memory: Mapping[str, Any]) -> Iterator[str]:
     headings = ("kind", "layers", "row bytes", "tokens per row", "bytes per token", "kept")
     yield from _table("KV caches of one rank", headings, caches)
     yield from _block("KV pool of one rank", _pool(memory["kv_pool"]))
-    yield from _block("engram tables lie in", [memory["engram_place"]])
 
 
 def _pool(pool: Mapping[str, Any]) -> Iterator[str]:

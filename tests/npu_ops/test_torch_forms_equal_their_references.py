@@ -118,6 +118,27 @@ def test_attention_sees_the_rows_that_are_there(tokens, seen, seed):
     assert_same("sink_attention", arguments, 1e-6)
 
 
+@pytest.mark.parametrize("kind", [RecordKind.FP8, RecordKind.FP4_FINE, RecordKind.BFLOAT16])
+@pytest.mark.parametrize("compute", ["reference", "form", "operation"])
+def test_rows_that_nobody_sees_may_hold_anything(kind, compute):
+    """Of a padded step, rows nobody stores and that are never NaN in an eager step are NaN here."""
+    cache = record_of(kind, 64).encode(torch.randn(2, 8, 64))
+    noise = cache.clone()
+    noise[:, :3] = 255
+    rows = torch.tensor([[3, 12, -1, -1], [-1, -1, 5, -1]])
+    query, sink = torch.randn(2, 3, 64, dtype=BF16), torch.randn(3)
+    attend = {
+        "reference": REFERENCES["sink_attention"],
+        "form": TORCH_FORMS["sink_attention"],
+        "operation": torch.ops.vllm_deepinfer.sink_attention,
+    }[compute]
+    clean, noisy = (
+        attend(query, sink, 0.125, F32, held, rows, int(kind), held, rows, int(kind))
+        for held in (cache, noise)
+    )
+    assert clean.isfinite().all() and torch.equal(clean, noisy)
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 16, 17, 40])
 @pytest.mark.parametrize("num_keys", [0, 1, 40])
 def test_scores_are_the_same_per_token_and_per_request(tokens, num_keys, monkeypatch):

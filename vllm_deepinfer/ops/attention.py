@@ -10,7 +10,7 @@ from vllm_deepinfer.ops.caches import cache_arguments, check_cache, check_row_nu
 from vllm_deepinfer.ops.library import OperationError, cpu_kernels, define, refuse
 from vllm_deepinfer.ops.linear import check_output_dtype
 from vllm_deepinfer.ops.quantise import ROW_DTYPES
-from vllm_deepinfer.ops.records import RecordKind, record_of
+from vllm_deepinfer.ops.records import Record, RecordKind, record_of
 
 NAME = "sink_attention"
 TOKENS_AT_ONCE = 128
@@ -43,6 +43,16 @@ def _check(
     check_output_dtype(NAME, dtype)
 
 
+def visible_keys(
+    cache: Tensor, rows: Tensor, record: Record, repeated: bool = False
+) -> reference.Keys:
+    """Keys of cache rows ``[T, K]``; zero where there is none, as a weight of zero makes no NaN of
+    some other row zero. ``repeated`` as for ``reference.load_rows``."""
+    visible = rows >= 0
+    values = reference.load_rows(cache, rows, record, repeated)
+    return reference.Keys(values.masked_fill_(~visible.unsqueeze(-1), 0.0), visible)
+
+
 def _reference(
     query,
     sink,
@@ -65,10 +75,7 @@ def _reference(
     parts = []
     for start in range(0, query.shape[0], TOKENS_AT_ONCE):
         part = slice(start, start + TOKENS_AT_ONCE)
-        keys = [
-            reference.Keys(reference.load_rows(cache, rows[part], record, True), rows[part] >= 0)
-            for cache, rows, record in sets
-        ]
+        keys = [visible_keys(cache, rows[part], record, True) for cache, rows, record in sets]
         parts.append(reference.sink_attention(query[part], keys, sink, scale).to(dtype))
     return torch.cat(parts) if parts else query.to(dtype)
 

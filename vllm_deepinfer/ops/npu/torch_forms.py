@@ -99,10 +99,7 @@ def sink_attention(
     parts = []
     for start in range(0, query.shape[0], attention.TOKENS_AT_ONCE):
         part = slice(start, start + attention.TOKENS_AT_ONCE)
-        keys = [
-            reference.Keys(reference.load_rows(cache, rows[part], record), rows[part] >= 0)
-            for cache, rows, record in sets
-        ]
+        keys = [attention.visible_keys(cache, rows[part], record) for cache, rows, record in sets]
         parts.append(reference.sink_attention(query[part], keys, sink, scale).to(dtype))
     return torch.cat(parts) if parts else query.to(dtype)
 

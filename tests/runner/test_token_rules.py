@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from runner.kernel_case import Batch, check
+from runner.kernel_case import Batch, check, run_ours
+from torch.utils._python_dispatch import TorchDispatchMode
 
 SAMPLE = "vllm.v1.worker.gpu.sample"
 NUM_ENTRIES = 8
@@ -92,6 +93,10 @@ def test_bad_words(oracle, num_reqs, has_drafts, seed):
     lengths = batch.random.integers(1, 4, (batch.max_num_reqs, max_words))
     offsets = torch.zeros(batch.max_num_reqs, max_words + 1, dtype=torch.int32)
     offsets[:, 1:] = torch.from_numpy(lengths.cumsum(1))
+    num_words = batch.integers(0, max_words, batch.max_num_reqs)
+    # Behind a request's words lies what an earlier one left.
+    left_over = torch.arange(max_words + 1) > num_words.unsqueeze(1)
+    offsets = torch.where(left_over, batch.integers(0, 17, *offsets.shape), offsets)
     # Two different tokens only, so that words of several tokens do match.
     words = batch.integers(0, 1, batch.max_num_reqs, 3 * max_words + 2)
     all_token_ids = batch.integers(0, 1, batch.max_num_reqs, batch.max_len)
@@ -109,7 +114,7 @@ def test_bad_words(oracle, num_reqs, has_drafts, seed):
             "bad_word_token_ids_stride": words.stride(0),
             "bad_word_offsets_ptr": offsets,
             "bad_word_offsets_stride": offsets.stride(0),
-            "num_bad_words_ptr": batch.integers(0, max_words, batch.max_num_reqs),
+            "num_bad_words_ptr": num_words,
             "all_token_ids_ptr": all_token_ids,
             "all_token_ids_stride": all_token_ids.stride(0),
             "prompt_len_ptr": prompt_len,
@@ -121,6 +126,46 @@ def test_bad_words(oracle, num_reqs, has_drafts, seed):
     )
     if num_reqs == 6:
         assert after["logits_ptr"].isinf().any() and not after["logits_ptr"].isinf().all()
+
+
+class LargestResult(TorchDispatchMode):
+    """Elements of the largest tensor that operations inside have made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for made in result if isinstance(result, (list, tuple)) else [result]:
+            if isinstance(made, torch.Tensor):
+                self.elements = max(self.elements, made.numel())
+        return result
+
+
+def test_bad_words_take_room_for_their_tokens_only():
+    """Where an accelerator sizes everything by the tables: 1024 words, 16384 tokens a request."""
+    batch, rows, max_words, max_tokens = Batch(0, 4), 4, 1024, 16384
+    offsets = torch.zeros(batch.max_num_reqs, max_words + 1, dtype=torch.int32)
+    offsets[:, 1] = 3
+    arguments = {
+        "logits_ptr": batch.normal(rows, 37),
+        "logits_stride": 37,
+        "expanded_idx_mapping_ptr": batch.idx_mapping,
+        "bad_word_token_ids_ptr": batch.integers(0, 1, batch.max_num_reqs, max_tokens),
+        "bad_word_token_ids_stride": max_tokens,
+        "bad_word_offsets_ptr": offsets,
+        "bad_word_offsets_stride": max_words + 1,
+        "num_bad_words_ptr": torch.ones(batch.max_num_reqs, dtype=torch.int32),
+        "all_token_ids_ptr": batch.integers(0, 1, batch.max_num_reqs, batch.max_len),
+        "all_token_ids_stride": batch.max_len,
+        "prompt_len_ptr": batch.integers(1, 9, batch.max_num_reqs),
+        "total_len_ptr": batch.integers(9, 19, batch.max_num_reqs),
+        "input_ids_ptr": batch.integers(0, 1, rows),
+        "expanded_local_pos_ptr": torch.zeros(rows, dtype=torch.int32),
+    }
+    with LargestResult() as largest:
+        run_ours(f"{SAMPLE}.bad_words._bad_words_kernel", (rows, 1), arguments, on_host=False)
+    # The table itself is copied before the run.
+    assert largest.elements <= max(batch.max_num_reqs, rows + 1) * (max_tokens + 1)
 
 
 @pytest.mark.parametrize("num_reqs", [0, 1, 6])

@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Exchange(Enum):
-    """Ways of tokens to experts on other ranks and back; MC2 is copies fused with what they feed."""
+    """Ways of tokens to experts on other ranks and back. MC2 fuses copies with what they feed."""
 
     MC2 = "MC2"
     ALL_GATHER = "all-gather and reduce-scatter"

@@ -122,37 +122,46 @@ def bad_words(
     num_words = num_bad_words_ptr.index_select(0, slot)
     if not may_hold(num_words > 0):
         return
+    most_places = bad_word_token_ids_ptr.shape[1]
     width = largest(num_words, bad_word_offsets_ptr.shape[1] - 1)
     offsets = bad_word_offsets_ptr[:, : width + 1].index_select(0, slot).long()
     is_word = torch.arange(width, device=slot.device) < num_words.unsqueeze(1)
-    start, end = offsets[:, :-1], offsets[:, 1:]
-    prefix_len = (end - start - 1).masked_fill_(~is_word, 0)
+    # Behind a row's words lies what another request left.
+    start = offsets[:, :-1].masked_fill(~is_word, most_places)
+    end = offsets[:, 1:].masked_fill(~is_word, most_places)
+    prefix_len = end - start - 1
 
     prompt_len = prompt_len_ptr.index_select(0, slot)
-    output_len = total_len_ptr.index_select(0, slot) - prompt_len
-    effective_len = (output_len + expanded_local_pos_ptr).unsqueeze(1)
-    matches = is_word & (prefix_len <= effective_len)
+    output_len = (total_len_ptr.index_select(0, slot) - prompt_len).view(-1, 1)
+    effective_len = output_len + expanded_local_pos_ptr.view(-1, 1)
 
-    # Everything below is [num_rows, num_words, longest prefix].
-    depth = largest(prefix_len.view(-1).clamp(min=0), bad_word_token_ids_ptr.shape[1])
-    step = torch.arange(depth, device=slot.device)
-    in_prefix = step < prefix_len.unsqueeze(2)
+    # Tokens of words, place by place, are [num_rows, places]: by words of unequal length they would
+    # be as many as words times the longest.
+    num_places = largest(end.masked_fill(~is_word, 0).amax(1), most_places)
+    place = torch.arange(num_places, device=slot.device).repeat(slot.shape[0], 1)
+    word = torch.searchsorted(end, place, right=True).clamp_(max=width - 1)
     words, first_place = (
         flat(bad_word_token_ids_ptr),
         (slot * bad_word_token_ids_stride).view(-1, 1),
     )
-    start, last = first_place + start, first_place + end - 1
-    expected = words[(start.unsqueeze(2) + step).clamp_(max=words.shape[0] - 1)]
-    position = (effective_len - prefix_len).unsqueeze(2) + step - output_len.view(-1, 1, 1)
+    expected = words[first_place + place]
+    last = end.gather(1, word) - 1
+    position = effective_len - last + place - output_len
     # From 0 on positions lie among the drafts; draft 0 is the input one row behind the first.
     first_row = torch.arange(slot.shape[0], device=slot.device) - expanded_local_pos_ptr
-    draft_row = (first_row.view(-1, 1, 1) + position + 1).clamp_(0, input_ids_ptr.shape[0] - 1)
-    output_end = slot * all_token_ids_stride + prompt_len + output_len
+    draft_row = (first_row.view(-1, 1) + position + 1).clamp_(0, input_ids_ptr.shape[0] - 1)
+    output_end = (slot * all_token_ids_stride + prompt_len).view(-1, 1) + output_len
     tokens = flat(all_token_ids_ptr)
-    place = (output_end.view(-1, 1, 1) + position).clamp_(0, tokens.shape[0] - 1)
-    actual = torch.where(position >= 0, input_ids_ptr[draft_row], tokens[place])
-    matches &= ((expected == actual) | ~in_prefix).all(dim=2)
-    ban(logits_ptr, words[last.clamp_(min=0)], matches)
+    committed = (output_end + position).clamp_(0, tokens.shape[0] - 1)
+    actual = torch.where(position >= 0, input_ids_ptr[draft_row], tokens[committed])
+
+    differs = (place < last) & (expected != actual)
+    so_far = torch.nn.functional.pad(differs.cumsum(1), (1, 0))
+    most = so_far.shape[1] - 1
+    in_prefix = so_far.gather(1, (end - 1).clamp(0, most)) - so_far.gather(1, start.clamp(0, most))
+    matches = is_word & (prefix_len <= effective_len) & (in_prefix == 0)
+    banned = (first_place + end - 1).clamp_(0, words.shape[0] - 1)
+    ban(logits_ptr, words[banned], matches)
 
 
 def apply_grammar_bitmask(

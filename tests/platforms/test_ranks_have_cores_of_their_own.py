@@ -1,14 +1,15 @@
 """Data-parallel ranks of one machine never share a core while there is one for each.
 
 Claim: cores are divided without overlap, one CPU of each, a rank with several leaves one free;
-a user's binding stays, and a configuration without data parallelism removes what another set. If
-this breaks, ranks wait for each other in every collective, or an engine starts with another's
-binding, which vLLM refuses.
+a user's binding stays, and a configuration without data parallelism removes what another set. The
+memory node of every rank exists. If this breaks, ranks wait for each other in every collective, or
+an engine starts with another's binding, which vLLM refuses, or a rank ends at its start.
 """
 
 from __future__ import annotations
 
 import os
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -91,3 +92,31 @@ def test_a_node_for_each_rank_is_left_to_vllm(config, monkeypatch):
     monkeypatch.setattr(cpu_resource_utils, "get_visible_memory_node", lambda: [0, 1])
     bind_ranks(config(2))
     assert BINDING not in os.environ
+
+
+def assigned_nodes(monkeypatch, nodes, num_ranks, given=None):
+    """What each rank gets, as vLLM takes it from the list."""
+    from vllm.platforms import current_platform
+    from vllm.utils import cpu_resource_utils
+    from vllm.v1.engine.utils import get_physical_gpu_ids_for_local_dp_rank
+
+    monkeypatch.setattr(cpu_resource_utils, "get_visible_memory_node", lambda: nodes)
+    parallel = SimpleNamespace(data_parallel_size_local=num_ranks, assigned_physical_gpu_ids=given)
+    for _ in range(2):
+        rank_cores.share_memory_nodes(SimpleNamespace(parallel_config=parallel))
+    variable, ids = current_platform.device_control_env_var, parallel.assigned_physical_gpu_ids
+    return [
+        get_physical_gpu_ids_for_local_dp_rank(variable, rank, 1, user_assigned_gpu_ids=ids)
+        for rank in range(num_ranks)
+    ]
+
+
+@pytest.mark.parametrize(("num_nodes", "num_ranks"), product((1, 2, 3, 4), (1, 2, 3, 5)))
+def test_every_rank_has_a_memory_node_that_exists(monkeypatch, num_nodes, num_ranks):
+    monkeypatch.delenv("CPU_VISIBLE_MEMORY_NODES", raising=False)
+    found = assigned_nodes(monkeypatch, list(range(num_nodes)), num_ranks)
+    assert found == [[rank % num_nodes] for rank in range(num_ranks)]
+
+
+def test_nodes_that_a_user_chose_stay(monkeypatch):
+    assert assigned_nodes(monkeypatch, [0], 2, given=[3, 2]) == [[3], [2]]

@@ -106,6 +106,7 @@ class DeepInferCpuPlatform(CpuPlatform):
         our_model.choose_scheduler(vllm_config)
         _choose_start_method()
         rank_cores.bind_ranks(vllm_config)
+        rank_cores.share_memory_nodes(vllm_config)
         _announce(vllm_config)
 
     @classmethod

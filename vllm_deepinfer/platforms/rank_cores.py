@@ -1,4 +1,4 @@
-"""Gives every data-parallel rank of a machine cores of its own.
+"""Gives every data-parallel rank of a machine cores of its own, and memory that exists.
 
 vLLM binds a rank's threads to a NUMA node. With fewer nodes than ranks they would all run on the
 same cores, each waiting in a collective for one that cannot run. (Measured on two cores with two
@@ -74,3 +74,17 @@ def bind_ranks(vllm_config: VllmConfig) -> None:
         f"{num_ranks} data-parallel ranks compute on CPUs {_written}. Set {BINDING} to "
         f"choose others.",
     )
+
+
+def share_memory_nodes(vllm_config: VllmConfig) -> None:
+    """Deals memory nodes to the ranks of this machine in turn where it has fewer, once.
+
+    From 0.33 vLLM gives rank i node i, and a worker whose node does not exist ends.
+    """
+    from vllm.utils.cpu_resource_utils import get_visible_memory_node
+
+    parallel = vllm_config.parallel_config
+    nodes, num_ranks = get_visible_memory_node(), parallel.data_parallel_size_local
+    if parallel.assigned_physical_gpu_ids is None and 0 < len(nodes) < num_ranks:
+        # vLLM's name; on CPUs it means memory nodes. Each rank is given its part of the list.
+        parallel.assigned_physical_gpu_ids = [nodes[i % len(nodes)] for i in range(num_ranks)]

@@ -180,6 +180,11 @@ def test_batch_invariance_is_not_promised():
     assert text.startswith("batch_invariant is true (allowed on the Ascend 950 platform: false)")
 
 
+def test_vllms_class_of_the_model_is_not_there():
+    assert refusal(model="vllm").startswith("model is vllm (allowed on the Ascend 950 platform")
+    check(model="deepinfer")
+
+
 @pytest.mark.parametrize(
     ("environ", "with_graphs_only"),
     [

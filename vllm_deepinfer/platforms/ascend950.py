@@ -13,7 +13,7 @@ import torch
 from vllm.platforms import Platform, PlatformEnum
 
 from vllm_deepinfer.config import DeepInferConfig
-from vllm_deepinfer.log import get_logger, info_once
+from vllm_deepinfer.log import get_logger, info_once, warn_once
 from vllm_deepinfer.platforms import our_model
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class DeepInferAscend950Platform(Platform):
         widen_bad_word_tables()
         our_model.choose_scheduler(vllm_config)
         _choose_process_settings()
-        _announce(vllm_config)
+        _announce(vllm_config, options)
 
     @classmethod
     def _choose_worker_and_blocks(cls, vllm_config: VllmConfig) -> None:
@@ -204,7 +204,7 @@ def _choose_process_settings() -> None:
     os.environ.setdefault(_TIMEOUT, str(EXECUTE_TIMEOUT_S))
 
 
-def _announce(vllm_config: VllmConfig) -> None:
+def _announce(vllm_config: VllmConfig, options: DeepInferConfig) -> None:
     import vllm
 
     from vllm_deepinfer import __version__
@@ -213,6 +213,12 @@ def _announce(vllm_config: VllmConfig) -> None:
     compilation, parallel = vllm_config.compilation_config, vllm_config.parallel_config
     sizes = compilation.cudagraph_capture_sizes or []
     graphs = f"graphs of decode steps of {', '.join(map(str, sizes))} tokens" if sizes else "eager"
+    if sizes and vllm_config.speculative_config and options.verification != "all":
+        warn_once(
+            logger,
+            f"verification is {options.verification}: decode steps that verify unequal numbers of "
+            "drafts run without a graph. verification all keeps every full step in one.",
+        )
     info_once(
         logger,
         f"vllm-deepinfer {__version__} on vLLM {vllm.__version__}: Ascend 950 platform, "

@@ -148,11 +148,20 @@ def refuse_what_cannot_hold(
         UnsupportedOptionError: names what is wrong, what is allowed and what to change.
     """
     refuse_unsupported(vllm_config, RULES, PLATFORM)
+    _refuse_vllms_class(options)
     _refuse_broken_promise(options)
     _refuse_uneven_experts(vllm_config)
     captures = vllm_config.compilation_config.cudagraph_mode.name != "NONE"
     refuse_environment(environ, captures)
     refuse_versions(environ, version_of)
+
+
+def _refuse_vllms_class(options: DeepInferConfig) -> None:
+    if options.model == "vllm":
+        raise UnsupportedOptionError(
+            f"model is vllm (allowed on {PLATFORM}: auto, deepinfer): vLLM has no class of "
+            "DeepSeek-V4.1 for this device. Leave model out."
+        )
 
 
 def _refuse_broken_promise(options: DeepInferConfig) -> None:

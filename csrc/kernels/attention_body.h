@@ -163,7 +163,7 @@ inline void index_totals(const float* dots, const float* weights, int num_heads,
     for (int head = 0; head < num_heads; ++head) {
       Lanes dot = load(dots + head * 32 + part);
       if (rounded) dot = to_bf16_and_back(dot);
-      Lanes product = larger(dot, Lanes{}) * weights[head];
+      Lanes product = (dot == dot ? larger(dot, Lanes{}) : dot) * weights[head];
       if (rounded) product = to_bf16_and_back(product);
       total = head == 0 ? product : total + product;
     }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "highest.h"
 #include "packed_rows.h"
 #include "parts.h"
 #include "prepared_rows.h"
@@ -11,8 +12,6 @@
 
 namespace deepinfer {
 namespace {
-
-constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
 // -- scores ---------------------------------------------------------------------------------------
 
@@ -142,48 +141,6 @@ void index_scores(std::uintptr_t query, bool is_bf16, std::uintptr_t weights, st
 
 // -- choice ---------------------------------------------------------------------------------------
 
-// Integers in the order of the scores; zeros are equal whatever their sign, NaN is highest.
-std::uint32_t order_of(float score) {
-  if (score == 0.0f) return 0x80000000u;
-  if (score != score) return 0xFFFFFFFFu;
-  std::uint32_t bits;
-  __builtin_memcpy(&bits, &score, 4);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-// Calls function(index), ascending, for the `count` highest scores above minus infinity; ties go to
-// the lowest index.
-template <class Function>
-void for_each_highest(const float* scores, std::int64_t num_scores, std::int64_t count,
-                      Function function) {
-  static thread_local std::vector<std::uint32_t> orders;
-  const std::uint32_t nothing = order_of(kNegativeInfinity);
-  orders.clear();
-  for (std::int64_t i = 0; i < num_scores; ++i) {
-    const std::uint32_t order = order_of(scores[i]);
-    if (order > nothing) orders.push_back(order);
-  }
-  std::uint32_t threshold = nothing;
-  std::int64_t num_ties = 0;  // to be taken
-  if (static_cast<std::int64_t>(orders.size()) > count && count > 0) {
-    const auto last = orders.begin() + (count - 1);
-    std::nth_element(orders.begin(), last, orders.end(), std::greater<std::uint32_t>());
-    threshold = *last;
-    num_ties = count - std::count_if(orders.begin(), orders.begin() + count,
-                                     [&](std::uint32_t order) { return order > threshold; });
-  }
-  if (count <= 0) return;
-  for (std::int64_t i = 0; i < num_scores; ++i) {
-    const std::uint32_t order = order_of(scores[i]);
-    if (order > threshold) {
-      function(i);
-    } else if (order == threshold && num_ties > 0) {
-      --num_ties;
-      function(i);
-    }
-  }
-}
-
 // Rows [tokens, count], -1 padded. With blocks, only rows of kept blocks are chosen from.
 void select_rows(std::uintptr_t scores, std::int64_t tokens, std::int64_t num_scores,
                  std::int64_t count, std::uintptr_t kept_blocks, std::int64_t num_blocks,
@@ -194,8 +151,11 @@ void select_rows(std::uintptr_t scores, std::int64_t tokens, std::int64_t num_sc
     if (kept_blocks != 0) {
       const bool* kept = at<const bool>(kept_blocks) + token * num_blocks;
       masked.assign(row, row + num_scores);
-      for (std::int64_t i = 0; i < num_scores; ++i) {
-        if (!kept[i / block_rows]) masked[static_cast<std::size_t>(i)] = kNegativeInfinity;
+      for (std::int64_t block = 0; block < num_blocks; ++block) {
+        if (kept[block]) continue;
+        const std::int64_t first = block * block_rows;
+        std::fill(masked.data() + first,
+                  masked.data() + std::min(first + block_rows, num_scores), kNegativeInfinity);
       }
       row = masked.data();
     }
@@ -212,10 +172,14 @@ void candidate_blocks(std::uintptr_t scores, std::uintptr_t num_visible, std::in
     static thread_local std::vector<float> best;
     const float* row = at<const float>(scores) + token * num_scores;
     const std::int64_t visible = at<const std::int64_t>(num_visible)[token];
-    best.assign(static_cast<std::size_t>(num_blocks), kNegativeInfinity);
-    for (std::int64_t i = 0; i < num_scores; ++i) {
-      float& block = best[static_cast<std::size_t>(i / block_rows)];
-      if (row[i] > block || row[i] != row[i]) block = row[i];
+    best.resize(static_cast<std::size_t>(num_blocks));
+    for (std::int64_t block = 0; block < num_blocks; ++block) {
+      float highest = kNegativeInfinity;
+      const std::int64_t last = std::min((block + 1) * block_rows, num_scores);
+      for (std::int64_t i = block * block_rows; i < last; ++i) {
+        if (row[i] > highest || row[i] != row[i]) highest = row[i];
+      }
+      best[static_cast<std::size_t>(block)] = highest;
     }
     const std::int64_t newest = (visible - 1) / block_rows;
     if (visible > 0 && newest < num_blocks) {

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "attention.h"
+#include "choice.h"
 #include "linear.h"
 #include "machine.h"
 #include "records.h"
@@ -45,5 +46,6 @@ const LinearVersion& current_linear() {
 const RowVersion& current_rows() { DEEPINFER_CURRENT(rows); }
 const RecordVersion& current_records() { DEEPINFER_CURRENT(records); }
 const AttentionVersion& current_attention() { DEEPINFER_CURRENT(attention); }
+const ChoiceVersion& current_choice() { DEEPINFER_CURRENT(choice); }
 
 }  // namespace deepinfer

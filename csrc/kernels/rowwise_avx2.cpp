@@ -2,6 +2,7 @@
 #if defined(__x86_64__)
 
 #include "attention.h"
+#include "choice.h"
 #include "linear.h"
 #include "records.h"
 #include "rowwise.h"
@@ -34,15 +35,24 @@ DEEPINFER_INLINE Lanes add_pairs(Words a, Words b, Lanes sum) {
   return fused(even_values(a), even_values(b), fused(odd_values(a), odd_values(b), sum));
 }
 
+// Bit l is the sign of lane l.
+DEEPINFER_INLINE unsigned mask_of(Words x) {
+  __m256 halves[2];
+  __builtin_memcpy(halves, &x, sizeof x);
+  return static_cast<unsigned>(_mm256_movemask_ps(halves[0]) | _mm256_movemask_ps(halves[1]) << 8);
+}
+
 #include "rowwise_body.h"
 #include "records_body.h"
 #include "attention_body.h"
+#include "choice_body.h"
 
 }  // namespace avx2
 
 const RowVersion& avx2_rows() { return avx2::kRowVersion; }
 const RecordVersion& avx2_records() { return avx2::kRecordVersion; }
 const AttentionVersion& avx2_attention() { return avx2::kAttentionVersion; }
+const ChoiceVersion& avx2_choice() { return avx2::kChoiceVersion; }
 
 }  // namespace deepinfer
 

@@ -227,11 +227,12 @@ def index_scores(kind: RecordKind, rows: int):
 
 
 def tied_scores(rows: int, count: int) -> Tensor:
-    """Few distinct values, signed zeros, and nothing at all in some rows."""
+    """Few distinct values, signed zeros, NaN in some rows and nothing at all in others."""
     values = torch.tensor([-1.0, -0.0, 0.0, 0.5, 2.0, float("-inf"), float("-inf")])
     scores = values[torch.randint(len(values), (rows, count))]
     scores[::5] = torch.randn(scores[::5].shape).to(BF16).to(F32)
     scores[3::9] = float("-inf")
+    scores[4::9, 2::60], scores[4::9, 7::90] = float("nan"), -float("nan")
     return scores
 
 

@@ -26,11 +26,12 @@ from kernels.quantised_operands import relative, same_bits
 from vllm_deepinfer.ops.attention import sink_attention
 from vllm_deepinfer.ops.caches import load_rows, pool_pairs, store_rotated
 from vllm_deepinfer.ops.engram import load_table_rows
-from vllm_deepinfer.ops.indexer import index_scores, select_rows
+from vllm_deepinfer.ops.indexer import candidate_blocks, index_scores, select_rows
 from vllm_deepinfer.ops.library import OperationError
 from vllm_deepinfer.ops.norm import rms_norm
 from vllm_deepinfer.ops.records import RecordKind, record_of
 from vllm_deepinfer.ops.rotation import rotate
+from vllm_deepinfer.ops.router import route
 
 ROWS = 70
 E4M3 = torch.float8_e4m3fn
@@ -106,6 +107,38 @@ def test_partners_in_the_step_and_in_the_ring_pool_to_the_same_bits(isa):
     pool_pairs(values[:1], scores[:1], ring, none, none, first, torch.tensor([1]))
     later = pool_pairs(values[1:], scores[1:], ring, first, torch.tensor([1]), none, none)
     assert same_bits(together, later)
+
+
+def test_nan_is_above_all_numbers(isa):
+    """The rule of ops/indexer: what a fault made is chosen, and shows."""
+    nan = torch.tensor([float("nan"), -float("nan")])
+    scores = torch.randn(2, 5000)
+    scores[0, [7, 4000]], scores[1, :600], scores[1, 600:] = nan, nan[0], float("-inf")
+    assert set(select_rows(scores, 3)[0].tolist()) >= {7, 4000}
+    assert select_rows(scores, 512)[1].tolist() == list(range(512))
+    kept = candidate_blocks(scores, torch.tensor([5000, 0]), 10, 3)
+    assert kept[0].nonzero().flatten().tolist() == [0, 400, 499]
+    logits = torch.randn(2, 24)
+    logits[0, [3, 9]] = nan
+    chosen, weights = route(logits, torch.zeros(24), 4, True, 1.0)
+    wanted, wanted_weights = operation(True, "route")(logits, torch.zeros(24), 4, True, 1.0)
+    assert torch.equal(chosen, wanted) and {3, 9} <= set(chosen[0].tolist())
+    assert weights[0].isnan().all() and wanted_weights[0].isnan().all()
+    assert relative(weights[1], wanted_weights[1]) < 1e-6
+
+
+@pytest.mark.parametrize("kind", [RecordKind.FP4, RecordKind.BFLOAT16])
+def test_a_query_that_is_nan_scores_nan(isa, kind):
+    cache, table = filled_cache(kind, WIDTH), torch.arange(BLOCKS, dtype=torch.int32).unsqueeze(0)
+    query, none = torch.randn(2, 3, WIDTH).to(BF16), torch.zeros(2, dtype=torch.int64)
+    query[1, 2, 40] = float("nan")
+    arguments = (
+        query, torch.rand(2, 3), cache, kind, table, none, torch.tensor([90, 50]), 99, True
+    )  # fmt: skip
+    for reference in (False, True):
+        scores = operation(reference, "index_scores")(*arguments)
+        assert scores[0, :90].isfinite().all()
+        assert scores[1, :50].isnan().all() and (scores[1, 50:] == float("-inf")).all()
 
 
 def test_selection_with_every_score_equal_takes_the_first():

@@ -36,12 +36,24 @@ def test_scores_equal_the_reference(interpreter, rounded):
 
 
 def scores_with_ties(tokens: int, count: int) -> torch.Tensor:
-    """Few distinct values, both zeros, hidden rows and one row of nothing else."""
+    """Few distinct values, both zeros, hidden rows, NaN in one row, and one of nothing."""
     values = torch.tensor([-2.0, -0.0, 0.0, 0.5, 3.0, float("-inf")])
     scores = values[torch.randint(0, 6, (tokens, count))]
     scores[0] = float("-inf")
     scores[1] = torch.randn(count)
+    scores[2, 11::40], scores[2, 17] = float("nan"), -float("nan")
     return scores
+
+
+def test_a_query_that_is_nan_scores_nan(interpreter):
+    arguments = (*scoring_case(4), True)
+    arguments[0][0, 3, 5] = float("nan")
+    found, wanted = (
+        interpreter.run("index_scores", *arguments),
+        indexer._scores_reference(*arguments),
+    )
+    assert found[0].isnan().all()
+    assert torch.equal(found[1:], wanted[1:]) and wanted[0].isnan().all()
 
 
 @pytest.mark.parametrize("count", [1, 7, 40, 200])

@@ -25,6 +25,16 @@ def test_choice_and_weights(interpreter, count, normalise):
     assert relative_error(weights, wanted_weights) <= 1e-6
 
 
+def test_nan_is_above_all_numbers(interpreter):
+    """The rule of ops/indexer: what a fault made is chosen, and shows."""
+    logits = torch.randn(2, 50)
+    logits[0, [9, 30]] = float("nan")
+    arguments = (logits, torch.zeros(50), 3, True, 1.0)
+    chosen, weights = interpreter.run("route", *arguments)
+    assert torch.equal(chosen, router._route_reference(*arguments)[0])
+    assert {9, 30} <= set(chosen[0].tolist()) and weights[0].isnan().all()
+
+
 def test_experts_with_a_bias_of_minus_infinity_come_last_and_once(interpreter):
     bias = torch.full((5,), float("-inf"))
     bias[3] = 0.0

@@ -1,6 +1,11 @@
 """The indexer, as operations: scores, candidate blocks, and the rows chosen (section 2.8).
 
-Ties go to the lowest row; nothing depends on how many tokens or rows come along.
+Nothing depends on how many tokens or rows come along.
+
+The rule of every choice, here and in the router: the highest are chosen, and among equal ones those
+of the lowest number. Zeros are equal whatever their sign. NaN is above all numbers, as in
+``torch.topk``: finite input gives none, and one that comes of a fault shows in the result. Rows and
+blocks at minus infinity, and only those, are never chosen.
 """
 
 from __future__ import annotations

@@ -214,10 +214,10 @@ def weighted_dots(dots: Tensor, weights: Tensor, visible: Tensor, rounded: bool)
 
 
 def select_highest(scores: Tensor, count: int) -> Tensor:
-    """Boolean ``[q, n]``: the ``count`` highest finite-or-positive scores, ties to lowest index."""
+    """Boolean ``[q, n]``: the ``count`` highest scores, by the rule of ``ops/indexer``."""
     order = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :count]
     selected = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, order, True)
-    return selected & (scores > NEGATIVE_INFINITY)
+    return selected & (scores != NEGATIVE_INFINITY)  # NaN is chosen
 
 
 def selected_rows(selected: Tensor, width: int) -> Tensor:

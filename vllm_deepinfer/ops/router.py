@@ -58,7 +58,7 @@ route = define(
     _route_fake,
     _route_cpu,
 )
-"""Choose experts by ``sqrt(softplus(logits)) + bias``; ties go to the lowest number.
+"""Choose experts by ``sqrt(softplus(logits)) + bias``, by the rule of ``ops/indexer``.
 
 Args:
     logits: float32 ``[T, experts]``; bias: float32 ``[experts]``.

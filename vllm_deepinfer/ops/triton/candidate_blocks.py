@@ -29,7 +29,8 @@ def block_maxima_kernel(
     row = block[:, None] * block_rows + in_block[None, :]
     held = (in_block < block_rows)[None, :] & (row < num_scores)
     score = tl.load(scores + token * num_scores + row, mask=held, other=float("-inf"))
-    highest = tl.max(score, axis=1)
+    unordered = tl.max((score != score).to(tl.int32), axis=1) != 0
+    highest = tl.where(unordered, float("nan"), tl.max(score, axis=1))
     visible = tl.load(num_visible + token)
     newest = (visible - 1) // block_rows
     highest = tl.where((block == newest) & (visible > 0), float("inf"), highest)

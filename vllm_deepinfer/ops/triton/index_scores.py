@@ -73,7 +73,8 @@ def index_scores_kernel(
         if rounded:
             dots = dots.to(tl.bfloat16).to(tl.float32)
         weight = tl.load(weights + token * heads + head, mask=head < heads, other=0.0)
-        products = tl.maximum(dots, 0.0) * weight[:, None]
+        positive = tl.maximum(dots, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        products = positive * weight[:, None]
         if rounded:
             products = products.to(tl.bfloat16).to(tl.float32)
         # One head after the other: another order would round otherwise.

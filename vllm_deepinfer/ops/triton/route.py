@@ -8,6 +8,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from vllm_deepinfer.ops import router
+from vllm_deepinfer.ops.triton.selection import order_of
 
 
 @triton.jit
@@ -27,14 +28,15 @@ def route_kernel(
     available = expert < num_experts
     logit = tl.load(logits + token * num_experts + expert, mask=available, other=0.0)
     # Beyond 20 the softplus of a number is the number itself, in float32.
-    soft = tl.where(logit > 20.0, logit, libdevice.log1p(libdevice.exp(tl.minimum(logit, 20.0))))
+    bounded = tl.minimum(logit, 20.0, propagate_nan=tl.PropagateNan.ALL)
+    soft = tl.where(logit > 20.0, logit, libdevice.log1p(libdevice.exp(bounded)))
     score = tl.sqrt_rn(soft)
-    ranked = score + tl.load(bias + expert, mask=available, other=0.0)
+    order = order_of(score + tl.load(bias + expert, mask=available, other=0.0))
     taken = expert < 0
     for _ in tl.static_range(count):
         left = available & (taken == 0)
-        highest = tl.max(tl.where(left, ranked, float("-inf")), axis=0)
-        best = tl.where(left & (ranked == highest), expert, tile_experts)
+        highest = tl.max(tl.where(left, order, -1), axis=0)
+        best = tl.where(left & (order == highest), expert, tile_experts)
         taken |= expert == tl.min(best, axis=0)
     place = token * count + tl.cumsum(taken.to(tl.int32), axis=0) - 1
     weight = score

@@ -1,7 +1,7 @@
 """Choice of a row's highest scores inside kernels: a radix search for the lowest score chosen.
 
-Ties go to the lowest index, zeros are equal whatever their sign, and minus infinity and NaN are
-never chosen. A row is one program's, so no other row has a part in it.
+The rule of a choice is written in ``ops/indexer``. A row is one program's, so no other row has a
+part in it.
 """
 
 from __future__ import annotations
@@ -11,21 +11,27 @@ import triton.language as tl
 
 
 @triton.jit
+def order_of(score):
+    """Integers, int64, in the order of float32 scores: zeros are equal, NaN is highest."""
+    bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
+    # Two's complement orders positive floats; negative ones the other way round.
+    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return tl.where(score == score, order, 0x7FFFFFFF).to(tl.int64) + 0x80000000
+
+
+@triton.jit
 def load_orders(scores, kept, start, num_scores, block_rows, masked: tl.constexpr, tile):
-    """Integers, int64, in the order of a tile of scores, and which of them may be chosen.
+    """Orders of a tile of scores, and which of them may be chosen.
 
     With ``masked``, only columns of blocks that ``kept`` holds.
     """
     column = start + tile
     allowed = column < num_scores
     score = tl.load(scores + column, mask=allowed, other=float("-inf"))
-    allowed &= score > float("-inf")
+    allowed &= score != float("-inf")
     if masked:
         allowed &= tl.load(kept + column // block_rows, mask=allowed, other=0) != 0
-    bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
-    # Two's complement orders positive floats; negative ones the other way round.
-    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return order.to(tl.int64) + 0x80000000, allowed
+    return order_of(score), allowed
 
 
 @triton.jit

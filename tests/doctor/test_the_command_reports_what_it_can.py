@@ -22,6 +22,7 @@ from vllm_deepinfer.doctor import serving
 from vllm_deepinfer.doctor.diagnose import diagnose
 from vllm_deepinfer.doctor.report import text
 from vllm_deepinfer.doctor.state import look
+from vllm_deepinfer.platforms.detect import Detection
 from vllm_deepinfer.platforms.probes import VllmBuild
 
 LENGTH = ("--max-model-len", "2048")
@@ -181,6 +182,14 @@ def test_a_platform_that_cannot_be_used_here_is_not_checked(state, monkeypatch):
     levels = [finding["level"] for finding in document["findings"]]
     assert levels == ["not_checked", "not_checked"] and document["ok"]
     assert "no_such_module" in document["findings"][0]["message"]
+
+
+def test_options_for_elsewhere_need_no_platform_here(state):
+    nothing = replace(state, detection=Detection(None, None, "no GPU"))
+    assert not diagnose((), state=nothing)["ok"]
+    document = diagnose((), platform="cpu", state=nothing)
+    found = {finding["check"]: finding["level"] for finding in document["findings"]}
+    assert document["ok"] and found == {"platform": "note", "device": "not_checked"}
 
 
 def test_a_platform_that_vllm_does_not_use_is_an_error(state, monkeypatch):

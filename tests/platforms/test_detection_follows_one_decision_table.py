@@ -321,6 +321,21 @@ def test_entry_point_imports_nothing_heavy():
     assert run_python(code).stdout.strip() == CPU
 
 
+def test_an_installed_rival_is_seen_and_told_once(tmp_path):
+    info = tmp_path / "vllm_ascend-0.23.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-ascend\nVersion: 0.23.0\n")
+    (info / "entry_points.txt").write_text(
+        "[vllm.platform_plugins]\nascend = vllm_ascend:register\n"
+    )
+    code = "import vllm_deepinfer as d\nprint(d.platform(), d.platform())\n"
+    both = run_python(code, PYTHONPATH=str(tmp_path))
+    assert both.stdout.strip() == f"{CPU} {CPU}"
+    assert both.stderr.count("VLLM_PLUGINS=deepinfer") == 1
+    chosen = run_python(code, PYTHONPATH=str(tmp_path), VLLM_PLUGINS="deepinfer")
+    assert chosen.stderr == ""
+
+
 def test_the_entry_point_warns_once():
     code = "import vllm_deepinfer as d\nprint(d.platform(), d.platform())\n"
     result = run_python(code, VLLM_TARGET_DEVICE="cpu")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +44,10 @@ def diagnose(
     """
     state = look() if state is None else state
     document = _machine_part(state)
-    findings = check_machine(state)
     asked = platform or state.platform
+    findings = check_machine(state)
+    if asked != state.platform:  # options for another machine than this one
+        findings = [replace(f, level=Level.NOTE) if f.check == "platform" else f for f in findings]
     problems = _import_vllm(state)
     has_torch = all(problem.check != "import_torch" for problem in problems)
     if not problems and platform is not None:

@@ -42,6 +42,15 @@ demo: $(STAMPS)/install
 test: $(STAMPS)/test upstream-source
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(TESTS)
 
+# vLLM 0.33 has no CPU build: its Python code in front of the path, on the torch of .venv.
+TESTS_033 := tests/engine tests/drafting tests/scheduling tests/metrics tests/serving \
+	tests/distributed/test_data_parallel_serves_as_one_rank.py tests/runner/test_engine.py \
+	tests/runner/test_drafting_engine.py tests/platforms/test_other_builds_serve_our_model_alone.py
+
+test-vllm033: $(STAMPS)/test upstream-source
+	PYTHONPATH=$(abspath $(UPSTREAM)) DEEPINFER_PLATFORM=cpu \
+		OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(TESTS_033)
+
 # FUZZ_SECONDS=60 for a short one.
 FUZZ_SECONDS ?= 600
 ASAN := build/asan

@@ -6,6 +6,7 @@ from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
 
 _INTERFACE = "vllm.platforms.interface"
 _WORKER = "vllm.v1.worker.gpu_worker"
+_RUNNER = "vllm.v1.worker.gpu.model_runner"
 _GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 _BACKEND = "vllm.v1.attention.backend"
 _STATE = "vllm.v1.worker.gpu.model_states.default"
@@ -136,10 +137,20 @@ COMMUNICATOR: tuple[Symbol, ...] = (
     uses(f"{_COMMUNICATORS}.all2all", "AgRsAll2AllManager"),
 )
 
+MEMORY_PROFILE: tuple[Symbol, ...] = (
+    overrides(_WORKER, "Worker.determine_available_memory", "self"),
+    calls(_GRAPHS, "_init_minimal_kv_cache_for_profiling", "runner"),
+    calls(_GRAPHS, "_teardown_profiling_state", "runner"),
+    uses(_RUNNER, "GPUModelRunner.profile_run"),
+    calls(_RUNNER, "GPUModelRunner._dummy_run", "self", "num_tokens", "is_profile"),
+    has_fields(_RUNNER, "GPUModelRunner", "max_num_tokens"),
+)
+
 ASCEND: tuple[Symbol, ...] = (
     *ASCEND_PLATFORM,
     *ASCEND_WORKER,
     *REDIRECT,
     *GRAPHS,
     *COMMUNICATOR,
+    *MEMORY_PROFILE,
 )

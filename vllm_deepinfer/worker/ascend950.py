@@ -24,6 +24,7 @@ from vllm_deepinfer.log import get_logger
 from vllm_deepinfer.ops import runner
 from vllm_deepinfer.worker import npu_device, npu_environment, npu_redirect
 from vllm_deepinfer.worker.accelerator import AcceleratorSteps
+from vllm_deepinfer.worker.whole_step_profile import whole_step
 
 logger = get_logger(__name__)
 
@@ -107,6 +108,13 @@ class NpuWorker(Worker):
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager:
         """None: the pools that vLLM offers are CUDA's, for a sleep mode that is refused here."""
         return nullcontext()
+
+    def determine_available_memory(self) -> int:
+        """As vLLM's, with the activations of this model among what is not the cache's."""
+        if self.cache_config.kv_cache_memory_bytes is not None:
+            return super().determine_available_memory()
+        with whole_step(self.model_runner):
+            return super().determine_available_memory()
 
     # -- steps ------------------------------------------------------------------------------------
 

@@ -54,6 +54,18 @@ def fake_npu():
     )
 
 
+def test_top_k_is_left_to_torch_where_some_triton_is_there(redirect, monkeypatch):
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    monkeypatch.setattr(topk_topp_sampler, "HAS_TRITON", True)
+    redirect.apply(fake_npu())
+    logits = torch.arange(20.0).repeat(9, 1)
+    kept = topk_topp_sampler.apply_top_k_top_p(logits, torch.full((9,), 3), None)
+    assert (kept > float("-inf")).sum(1).tolist() == [3] * 9
+    redirect.undo()
+    assert topk_topp_sampler.HAS_TRITON
+
+
 @pytest.fixture
 def redirect():
     # The CPU platform leaves names of torch.cuda replaced, which has nothing to do with this.

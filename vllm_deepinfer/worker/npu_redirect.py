@@ -17,6 +17,10 @@ when it can go:
 ``gpu_worker.kernel_warmup``
     Imports and tunes CUDA kernels of other models.
     Until it asks the platform.
+``topk_topp_sampler.HAS_TRITON``
+    A Triton kernel for top-k and top-p wherever some Triton can be imported: NotImplementedError of
+    ``num_compute_units`` (0.33). Without it vLLM has torch do the same.
+    Until it asks the platform.
 ``gpu_worker.HAS_TRITON`` (0.33)
     "Model Runner V2 requires Triton", whatever kernels are registered in its place.
     Until registered kernels count.
@@ -43,6 +47,7 @@ STREAMS = (
 _GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 _BUFFERS = "vllm.v1.worker.gpu.buffer_utils"
 _WORKER = "vllm.v1.worker.gpu_worker"
+_SAMPLER = "vllm.v1.sample.ops.topk_topp_sampler"
 
 
 class RedirectError(RuntimeError):
@@ -151,6 +156,7 @@ class Redirect:
         self._replace(_GRAPHS, "graph_capture", _graph_capture(cuda))
         self._replace(_BUFFERS, "is_uva_available", lambda: False)
         self._replace(_WORKER, "kernel_warmup", lambda *args, **kwargs: None)
+        self._replace(_SAMPLER, "HAS_TRITON", False)
         if hasattr(importlib.import_module(_WORKER), "HAS_TRITON"):
             self._replace(_WORKER, "HAS_TRITON", True)
 

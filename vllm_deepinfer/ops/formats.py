@@ -67,6 +67,13 @@ def _packed_pairs_on(device: torch.device) -> Tensor:
     return _PACKED_PAIRS.to(device)
 
 
+@cache
+def _ue8m0_values_on(device: torch.device) -> Tensor:
+    """Float32 ``[256]`` by byte."""
+    bytes_ = torch.arange(256, dtype=torch.uint8)
+    return bytes_.view(torch.float8_e8m0fnu).to(torch.float32).to(device)
+
+
 # -- scales ---------------------------------------------------------------------------------------
 
 
@@ -106,6 +113,10 @@ def encode_ue8m0(scale: Tensor) -> Tensor:
 
 def decode_ue8m0(code: Tensor) -> Tensor:
     """Decode UE8M0 bytes (uint8 or float8_e8m0fnu) to float32."""
+    if code.device.type == "npu":
+        # torch_npu hands this dtype out as bytes; a look-up needs no cast of it.
+        numbers = code.view(torch.uint8).to(torch.int32).flatten()
+        return torch.index_select(_ue8m0_values_on(code.device), 0, numbers).view(code.shape)
     if code.dtype == torch.uint8:
         code = code.view(torch.float8_e8m0fnu)
     return code.to(torch.float32)

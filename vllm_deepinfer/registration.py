@@ -75,12 +75,16 @@ def using(model: str) -> Iterator[None]:
     Raises:
         RuntimeError: `register_all` has not run.
     """
+    from vllm.model_executor.model_loader import utils
     from vllm.model_executor.models import ModelRegistry
 
     if not _of_vllm:
         raise RuntimeError("the models were not registered; is vllm-deepinfer's plugin loaded?")
     ModelRegistry.models.update(entries() if model == "deepinfer" else _of_vllm)
+    # By architecture and folder, not by what the registry held when they were looked up.
+    utils._MODEL_ARCH_BY_HASH.clear()
     try:
         yield
     finally:
         ModelRegistry.models.update(_of_vllm)
+        utils._MODEL_ARCH_BY_HASH.clear()

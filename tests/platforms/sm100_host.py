@@ -1,18 +1,22 @@
 """The SM100 platform on a machine without a GPU, in a process of its own.
 
-    python sm100_host.py '{"cases": [{"model": DIR, ...engine arguments}], "stock": false}'
+    python sm100_host.py '{"cases": [{"model": DIR, ...engine arguments}]}'
 
-vLLM's CUDA platform is the real one; its extensions are empty modules and its GPUs are told. Prints
-a line ``RESULT [...]`` with what was decided for each case, or the error it ended in. With
-``stock`` vLLM's own platform decides.
+vLLM's CUDA platform is the real one; its GPUs are told, and where the installed vLLM is not a build
+for CUDA, its extensions are empty modules. Prints a line ``RESULT {...}``: under "cases" what was
+decided for each, or the error it ended in. With ``"stock": true`` vLLM's own platform decides. With
+``"workers_of": {...engine arguments}`` there is also what workers of such an engine find, see
+``sm100_workers``.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pickle
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -28,11 +32,14 @@ STOCK = "vllm.platforms.cuda.CudaPlatform"
 _kept: list[Any] = []
 
 
-def become_gpu_host(stock: bool = False) -> None:
-    """Make vLLM take this machine for one with eight B200s. Call it before vLLM is imported."""
-    import torch
+def is_cuda_build() -> bool:
+    """Whether the vLLM that would be imported brings its extension for CUDA."""
+    folders = importlib.util.find_spec("vllm").submodule_search_locations
+    return any(any(Path(folder).glob("_C_stable_libtorch*.so")) for folder in folders)
 
-    from vllm_deepinfer.platforms import detect
+
+def stand_in_for_extensions() -> None:
+    import torch
 
     library = torch.library.Library("_C", "FRAGMENT")
     for question in QUESTIONS:
@@ -42,6 +49,14 @@ def become_gpu_host(stock: bool = False) -> None:
     for name in CUDA_EXTENSIONS:
         sys.modules[name] = module = ModuleType(name)
         module.__getattr__ = lambda attribute: None
+
+
+def become_gpu_host(stock: bool = False) -> None:
+    """Make vLLM take this machine for one with eight B200s. Call it before vLLM is imported."""
+    from vllm_deepinfer.platforms import detect
+
+    if not is_cuda_build():
+        stand_in_for_extensions()
     qualname = STOCK if stock else detect.PLATFORM_CLASSES["sm100"]
     detect.detect = lambda *_: detect.Detection("sm100", qualname, "a test")
     import vllm.config.vllm
@@ -149,8 +164,12 @@ def main() -> None:
     stock = order.get("stock", False)
     become_gpu_host(stock)
     messages = [] if stock else listen()
-    results = [run_case(case, messages, stock) for case in order["cases"]]
-    print("RESULT", json.dumps(results))
+    found = {"cases": [run_case(case, messages, stock) for case in order["cases"]]}
+    if "workers_of" in order:
+        from sm100_workers import everything
+
+        found["workers"] = everything(configure(order["workers_of"]))
+    print("RESULT", json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -61,14 +61,12 @@ def check_built(model: Any, chosen: str, name: str) -> None:
     """Make sure that a worker's model is of the class that was chosen.
 
     Raises:
-        RuntimeError: it is of the other one, of which vLLM remembered that it belongs to the
-            checkpoint from an earlier engine of this process.
+        RuntimeError: it is of another one: something else put its own into vLLM's registry.
     """
     is_ours = type(model).__module__.startswith("vllm_deepinfer.")
     if is_ours != (chosen == "deepinfer"):
         raise RuntimeError(
             f"additional_config: model is {chosen!r}, but vLLM built the {name} as "
-            f"{type(model).__module__}.{type(model).__name__}, which it remembers from another "
-            "engine of this process. Run engines of different model classes in processes of their "
-            "own."
+            f"{type(model).__module__}.{type(model).__name__}. Another plugin has registered that "
+            "class for this architecture; leave it out of VLLM_PLUGINS."
         )

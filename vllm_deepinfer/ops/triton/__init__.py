@@ -2,8 +2,8 @@
 
 One operation a module, named as the operation; a module holds its kernel and the function that
 launches it, which takes and returns what the operation does. Importing this package imports no
-Triton. ``register`` is for the workers of a CUDA platform of this package, of which this release
-has none yet: it runs on the device, so it must not be called in a process that forks workers.
+Triton. ``register`` is for workers of the SM100 platform that run this package's class of the
+model: it runs on the device, so it must not be called in a process that forks workers.
 
 Row and token numbers are taken as they are: to look at them on the CPU would mean to wait for the
 device. A number that lies outside its cache or table reads or writes other memory.

@@ -1,0 +1,21 @@
+/* A CUDA driver that is not there: what vLLM's extensions want of libcuda to be loaded. All fail. */
+#define ABSENT(name) int name(void) { return 100; /* CUDA_ERROR_NO_DEVICE */ }
+
+ABSENT(cuCtxGetCurrent)
+ABSENT(cuCtxGetDevice)
+ABSENT(cuCtxSetCurrent)
+ABSENT(cuDeviceGetAttribute)
+ABSENT(cuDevicePrimaryCtxRetain)
+ABSENT(cuDriverGetVersion)
+ABSENT(cuGetErrorString)
+ABSENT(cuGetProcAddress_v2)
+ABSENT(cuMemAddressFree)
+ABSENT(cuMemAddressReserve)
+ABSENT(cuMemCreate)
+ABSENT(cuMemGetAllocationGranularity)
+ABSENT(cuMemMap)
+ABSENT(cuMemRelease)
+ABSENT(cuMemSetAccess)
+ABSENT(cuMemUnmap)
+ABSENT(cuPointerGetAttribute)
+ABSENT(cuTensorMapEncodeTiled)

@@ -2,6 +2,9 @@
 # make demo      a tiny checkpoint, a server, one chat; leaves no process behind
 # make test      every test
 # make test-vllm033   the engine's tests again, on the Python code of vLLM 0.33.0
+# make feature-matrix   what is proved where; writes docs/feature-matrix.md from the last results
+# make gpu-check   kernels, the tiny model, an engine and speed on a GPU; without one says so
+# make test-cuda-build   the SM100 platform on the CUDA build of vLLM, without a GPU; installs 9 GB
 # make fuzz      ten minutes of random input to the C++ kernels under the address sanitizer
 # make compile-kernels   the Triton kernels for GPUs that are not here; writes docs/kernels-compiled.md
 # make test-npu-schema   every call of torch_npu against its real schemas; writes docs/npu-conformance.md
@@ -15,8 +18,11 @@ STAMPS := $(VENV)/.stamps
 STAND_INS := torchvision torchaudio torchcodec triton vllm
 TRITON := triton==3.9.0
 UPSTREAM := .cache/vllm-0.33.0-src
+RESULTS := build/results
+REPORT := -o junit_family=xunit1 --junitxml=$(RESULTS)
 
-.PHONY: install demo test test-vllm033 fuzz compile-kernels lint upstream-source clean
+.PHONY: install demo test test-vllm033 feature-matrix fuzz compile-kernels lint upstream-source clean
+.PHONY: gpu-check test-cuda-build
 
 install: $(STAMPS)/install
 
@@ -40,7 +46,7 @@ demo: $(STAMPS)/install
 
 # Extra arguments for pytest: make test TESTS="tests/config -x"
 test: $(STAMPS)/test upstream-source
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(TESTS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(REPORT)/vllm-0.32.0.xml $(TESTS)
 
 # vLLM 0.33 has no CPU build: its Python code in front of the path, on the torch of .venv.
 TESTS_033 := tests/engine tests/drafting tests/scheduling tests/metrics tests/serving \
@@ -49,7 +55,12 @@ TESTS_033 := tests/engine tests/drafting tests/scheduling tests/metrics tests/se
 
 test-vllm033: $(STAMPS)/test upstream-source
 	PYTHONPATH=$(abspath $(UPSTREAM)) DEEPINFER_PLATFORM=cpu \
-		OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(TESTS_033)
+		OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest \
+		$(REPORT)/vllm-0.33.0.xml $(TESTS_033)
+
+# From the results of the two above.
+feature-matrix: $(STAMPS)/test
+	$(BIN)/python docs/make_feature_matrix.py $(RESULTS)
 
 # FUZZ_SECONDS=60 for a short one.
 FUZZ_SECONDS ?= 600
@@ -85,6 +96,30 @@ $(NPU)/ready: tests/npu_schema/acl_stub.py | $(STAMPS)/test
 test-npu-schema: $(NPU)/ready
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 LD_LIBRARY_PATH=$(NPU)/cann OMP_NUM_THREADS=1 \
 		$(NPU)/venv/bin/python tests/npu_schema/check.py
+
+# On a GPU's machine, by the Python that has PyTorch of CUDA and Triton; nothing is installed.
+GPU_PYTHON ?= python3
+
+gpu-check:
+	$(GPU_PYTHON) benchmarks/gpu_check.py --results benchmarks/results
+
+# Other tests than those of the SM100 platform need kernels for CPUs, which that build has not.
+CUDA_VENV := .cache/cuda-build
+CUDA_TESTS := tests/platforms/test_sm100_configures_the_model.py \
+	tests/platforms/test_sm100_workers_know_their_model.py tests/worker/test_sync_guard_reports_no_allowed_wait.py \
+	tests/worker/test_planner_costs_keep_ranks_in_step.py
+
+test-cuda-build: $(CUDA_VENV)/.ready
+	LD_LIBRARY_PATH=$(abspath $(CUDA_VENV)/driver) OMP_NUM_THREADS=1 \
+		$(CUDA_VENV)/bin/python -m pytest -k "not 0.33.0" $(CUDA_TESTS)
+
+$(CUDA_VENV)/.ready: pyproject.toml packaging/cuda_build/absent_driver.c
+	$(PYTHON) -m venv $(CUDA_VENV)
+	$(CUDA_VENV)/bin/python -m pip install "vllm==0.33.0" pytest hypothesis -e .
+	mkdir -p $(CUDA_VENV)/driver
+	$${CC:-cc} -shared -fPIC packaging/cuda_build/absent_driver.c -Wl,-soname,libcuda.so.1 \
+		-o $(CUDA_VENV)/driver/libcuda.so.1
+	touch $@
 
 lint: $(STAMPS)/test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -36,6 +36,7 @@ class NpuWorker(Worker):
         if added := npu_environment.set_defaults(os.environ):
             logger.info("Set for the NPU: %s", " ".join(f"{k}={v}" for k, v in added.items()))
         npu_device.import_device_module()
+        self._was_deterministic = torch.are_deterministic_algorithms_enabled()
         self._redirect = npu_redirect.Redirect()
         self._redirect.apply(torch.npu)
         runner.register()
@@ -51,6 +52,9 @@ class NpuWorker(Worker):
         self.device = torch.device(f"npu:{self._device_index()}")
         npu_device.check_device(self.device.index)
         torch.accelerator.set_device_index(self.device)
+        # The vendor's operators choose their sums' order by it. New memory need not be filled.
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
         self._register_operations()
         init_worker_distributed_environment(
             self.vllm_config,
@@ -131,6 +135,7 @@ class NpuWorker(Worker):
             super().shutdown()
         finally:
             self._redirect.undo()
+            torch.use_deterministic_algorithms(self._was_deterministic)
 
 
 class DeepInferAscend950Worker(AcceleratorSteps, NpuWorker):

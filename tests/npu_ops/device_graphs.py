@@ -58,7 +58,17 @@ def main(native: bool) -> None:
                 bound = 1e-2 if name in ("fp4_experts", "store_rotated") else None
                 bound = BOUNDS.get(right.dtype, 0.0) if bound is None else bound
                 assert error <= bound, f"{name} ({computed_by[name]}) replays {error:.1e} off"
+    check_scales()
     print(len(computed_by), "operations replay")
+
+
+def check_scales() -> None:
+    """Every UE8M0 byte is on the device what it is on the CPU."""
+    from vllm_deepinfer.ops.formats import decode_ue8m0
+
+    every = torch.arange(256, dtype=torch.uint8).view(16, 16)
+    wanted, found = decode_ue8m0(every), decode_ue8m0(every.to(NPU)).cpu()
+    assert torch.equal(wanted.nan_to_num(-1), found.nan_to_num(-1))
 
 
 if __name__ == "__main__":

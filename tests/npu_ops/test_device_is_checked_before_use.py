@@ -16,6 +16,7 @@ from npu_ops import documented_torch_npu as documented
 from vllm_deepinfer.config import OptionError
 from vllm_deepinfer.ops import npu
 from vllm_deepinfer.ops.npu import VendorMismatchError, selfcheck
+from vllm_deepinfer.ops.npu.probes import PROBES, TOKENS
 from vllm_deepinfer.ops.npu.table import NATIVE, REFERENCES, Implementation
 
 CPU = torch.device("cpu")
@@ -160,6 +161,22 @@ def test_an_operator_that_ignores_the_pre_mix_is_refused(torch_npu):
     chosen = {"mix_streams": Implementation(collapse, "torch_npu.npu_mhc_pre", native=True)}
     with pytest.raises(VendorMismatchError, match=r"mix_streams \(torch_npu.npu_mhc_pre\) differs"):
         selfcheck.check(chosen, CPU)
+
+
+@pytest.mark.parametrize("operation", NATIVE)
+def test_no_operator_gets_an_empty_tensor(operation, torch_npu):
+    """A rank without tokens joins the others' step; torch_npu takes no empty tensors."""
+    arguments = PROBES[operation][0]()
+    none = [x[:0] if isinstance(x, torch.Tensor) and len(x) == TOKENS else x for x in arguments]
+    wanted = REFERENCES[operation](*[x.clone() if isinstance(x, torch.Tensor) else x for x in none])
+    chosen = npu.implementations()[operation]
+    found = chosen.compute(*none)
+    as_list = [x if isinstance(x, tuple) else (x,) for x in (found, wanted)]
+    for ours, right in zip(*as_list, strict=True):
+        assert ours is right is None or (ours.shape, ours.dtype) == (right.shape, right.dtype)
+    assert not torch_npu.calls
+    chosen.compute(*arguments)
+    assert torch_npu.calls
 
 
 def test_all_that_is_wrong_is_named_at_once(torch_npu, registered):

@@ -74,6 +74,17 @@ def test_numbers_of_the_device_are_read_in_the_replay(x):
     assert mask.tolist() == [True, True, True, False]
 
 
+def test_results_of_a_capture_are_no_use_before_a_replay(x):
+    """Such as a table that the model makes at its first call and keeps."""
+    out = torch.zeros(4, 4, device="npu")
+    graph, (total, table) = captured(lambda: (out.copy_(x).sum(0), torch.arange(4, device="npu")))
+    assert total.isnan().all()
+    assert (x.cpu() == torch.arange(16.0).view(4, 4)).all()
+    graph.replay()
+    assert total.tolist() == [24.0, 28.0, 32.0, 36.0]
+    assert table.tolist() == [0, 1, 2, 3]
+
+
 def test_the_memory_of_a_graph_stays_its_own(x):
     graph, total = captured(lambda: (x * 2).sum(0))
     others = [torch.full((4,), 7.0, device="npu") for _ in range(20)]

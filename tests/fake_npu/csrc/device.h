@@ -74,6 +74,8 @@ bool capturing();
 // Called after an operation ran on CPU aliases `inputs` and gave `outputs`.
 void record(const c10::OperatorHandle& op, const torch::jit::Stack& inputs,
             const torch::jit::Stack& outputs);
+// Called for memory that is allocated during a capture: it belongs to the graph.
+void keep_in_graph(const Tensor& made);
 
 // ---- operations without a kernel of their own (fallback.cpp)
 void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack);

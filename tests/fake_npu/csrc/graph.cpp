@@ -1,7 +1,8 @@
 // Graphs: the operations of a capture, with their host arguments as they were and their tensors at
 // the addresses they had. A replay runs them again and writes to the same addresses.
 //
-// Unlike on hardware, operations also compute while they are captured.
+// Operations also compute while they are captured, since their results have to have shapes. As on
+// hardware, nobody can use those results: they are poisoned when the capture ends.
 #include "device.h"
 #include "graph.h"
 
@@ -15,6 +16,7 @@ struct Node {
 
 struct Graph {
   std::vector<Node> nodes;
+  std::vector<Tensor> made;
 };
 
 std::mutex g_mutex;
@@ -55,6 +57,39 @@ void run(const Node& node) {
   }
 }
 
+template <class See>
+void each_tensor(const torch::jit::Stack& values, const See& see) {
+  for (const IValue& value : values) {
+    if (value.isTensor() && value.toTensor().defined()) see(value.toTensor());
+    if (value.isTensorList()) {
+      for (const Tensor& t : value.toTensorVector()) see(t);
+    }
+    if (value.isOptionalTensorList()) {
+      for (const auto& t : value.toOptionalTensorList().vec()) {
+        if (t.has_value() && t->defined()) see(*t);
+      }
+    }
+  }
+}
+
+// What the capture made, and not what it found and changed.
+void poison_results(const Graph& graph) {
+  std::unordered_set<const void*> found;
+  std::unordered_map<const void*, Tensor> made;
+  for (const Tensor& t : graph.made) made.emplace(t.storage().data(), t);
+  for (const Node& node : graph.nodes) {
+    each_tensor(node.inputs, [&](const Tensor& t) {
+      if (!made.count(t.storage().data())) found.insert(t.storage().data());
+    });
+    each_tensor(node.outputs, [&](const Tensor& t) {
+      if (!found.count(t.storage().data())) made.emplace(t.storage().data(), t);
+    });
+  }
+  for (const auto& [data, t] : made) {
+    poison(const_cast<void*>(data), t.storage().nbytes(), t.scalar_type());
+  }
+}
+
 }  // namespace
 
 bool capturing() { return t_captured != nullptr; }
@@ -63,6 +98,8 @@ void record(const c10::OperatorHandle& op, const torch::jit::Stack& inputs,
             const torch::jit::Stack& outputs) {
   t_captured->nodes.push_back({op, inputs, outputs});
 }
+
+void keep_in_graph(const Tensor& made) { t_captured->made.push_back(made); }
 
 torch::jit::Stack frozen(const torch::jit::Stack& inputs, const torch::jit::Stack& as_given) {
   torch::jit::Stack kept = inputs;
@@ -94,6 +131,7 @@ void begin_capture(int64_t graph) {
 
 void end_capture() {
   TORCH_CHECK(capturing(), "fake npu: no graph is being captured");
+  poison_results(*t_captured);
   t_captured = nullptr;
 }
 
@@ -103,7 +141,7 @@ void replay(int64_t graph) {
   for (const Node& node : find(graph)->nodes) run(node);
 }
 
-void reset_graph(int64_t graph) { find(graph)->nodes.clear(); }
+void reset_graph(int64_t graph) { *find(graph) = {}; }
 int64_t num_nodes(int64_t graph) { return static_cast<int64_t>(find(graph)->nodes.size()); }
 
 void record_host_call(int64_t call) {

@@ -25,6 +25,7 @@ Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<c10::
                    /*resizable=*/true),
       c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), meta);
   made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  if (capturing()) keep_in_graph(made);
   return made;
 }
 

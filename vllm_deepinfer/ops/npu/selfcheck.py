@@ -75,8 +75,8 @@ def _case_problem(
         return f"fails on a small case ({type(failure).__name__}: {failure})"
     if len(found) != len(wanted):
         return f"returns {len(found)} tensors instead of {len(wanted)}"
-    for number, (theirs_, right) in enumerate(zip(found, wanted, strict=True)):
-        problem = _difference(theirs_, right, BOUNDS_OF.get(operation))
+    for number, (result, right) in enumerate(zip(found, wanted, strict=True)):
+        problem = _difference(result, right, BOUNDS_OF.get(operation))
         if problem:
             return problem if len(found) == 1 else f"{problem}, in result {number}"
     return ""
@@ -114,13 +114,15 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
     """L2 of floats, infinite if they are not finite at the same places; of codes, the share that
     differs."""
     if wanted.dtype not in BOUNDS:
-        bits = (x.contiguous().view(torch.uint8) if x.is_floating_point() else x
-                for x in (found, wanted))  # fmt: skip
-        found, wanted = bits
-        return float((found != wanted).double().mean()) if wanted.numel() else 0.0
+        differ = _bits(found) != _bits(wanted)
+        return float(differ.double().mean()) if differ.numel() else 0.0
     found, wanted = found.double(), wanted.double()
     finite = wanted.isfinite()
     if not torch.equal(found[~finite], wanted[~finite]) or not bool(found[finite].isfinite().all()):
         return float("inf")
     found, wanted = found[finite], wanted[finite]
     return float((found - wanted).norm() / wanted.norm().clamp_min(1e-300))
+
+
+def _bits(codes: Tensor) -> Tensor:
+    return codes.contiguous().view(torch.uint8) if codes.is_floating_point() else codes

@@ -15,23 +15,14 @@ DEEPINFER_INLINE Words load_pairs(const Bf16* x) {
   return pairs;
 }
 
-// 32 columns of a row: in one register, or as odd and even columns.
-struct PairedQuery {
-  Words pairs;
-  explicit DEEPINFER_INLINE PairedQuery(const Bf16* x) : pairs(load_pairs(x)) {}
-  DEEPINFER_INLINE Lanes times(Words key, Lanes sum) const { return add_pairs(pairs, key, sum); }
-};
+// 32 columns of a query, in order or split, times those of a key.
+DEEPINFER_INLINE Lanes add_products(const Bf16* query, Words key, Lanes sum) {
+  return add_pairs(load_pairs(query), key, sum);
+}
 
-struct SplitQuery {
-  Lanes odd, even;
-  explicit DEEPINFER_INLINE SplitQuery(const float* x) : odd(load(x)), even(load(x + kLanes)) {}
-  DEEPINFER_INLINE Lanes times(Words key, Lanes sum) const {
-    return fused(even, even_values(key), fused(odd, odd_values(key), sum));
-  }
-};
-
-DEEPINFER_INLINE PairedQuery query_chunk(const Bf16* x) { return PairedQuery(x); }
-DEEPINFER_INLINE SplitQuery query_chunk(const float* x) { return SplitQuery(x); }
+DEEPINFER_INLINE Lanes add_products(const float* query, Words key, Lanes sum) {
+  return fused(load(query + kLanes), even_values(key), fused(load(query), odd_values(key), sum));
+}
 
 // Scores of kTileHeads heads by kTileKeys keys.
 template <class Q>
@@ -42,8 +33,9 @@ inline void score_tile(const Q* const* query, const Bf16* const* keys, std::int6
     Words key[kTileKeys];
     for (int k = 0; k < kTileKeys; ++k) key[k] = load_pairs(keys[k] + i);
     for (int h = 0; h < kTileHeads; ++h) {
-      const auto q = query_chunk(query[h] + i);
-      for (int k = 0; k < kTileKeys; ++k) sums[h][k] = q.times(key[k], sums[h][k]);
+      for (int k = 0; k < kTileKeys; ++k) {
+        sums[h][k] = add_products(query[h] + i, key[k], sums[h][k]);
+      }
     }
   }
   for (int h = 0; h < kTileHeads; ++h) {

@@ -3,8 +3,8 @@
 
 namespace deepinfer {
 
-// Asks the system for the room that tiles take in a thread's saved state, once; true if the processor
-// has the unit and the system grants it, to all threads and children of the process.
+// Asks the system for the room that tiles take in a thread's saved state, once; true if the
+// processor has the unit and the system grants it, to all threads and children of the process.
 bool can_use_amx();
 
 }  // namespace deepinfer

@@ -1,5 +1,5 @@
-// One version's choices. Included after lanes16.h and the version's mask_of(Words): bit l is the sign
-// of lane l. Doubles are multiplied and added apart, so that all versions agree.
+// One version's choices. Included after lanes16.h and the version's mask_of(Words): bit l is the
+// sign of lane l. Doubles are multiplied and added apart, so that all versions agree.
 
 typedef double Doubles __attribute__((vector_size(64)));
 typedef std::uint64_t LongWords __attribute__((vector_size(64)));

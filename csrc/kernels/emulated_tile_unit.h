@@ -1,6 +1,6 @@
-// The tile unit in plain C++, for machines without AMX: what the instructions do by Intel's Software
-// Developer's Manual (volume 2; palette 1), and an exception where they would fault. Slow: for tests.
-// Included inside a version's namespace, in place of tile_unit.h.
+// The tile unit in plain C++, for machines without AMX: what the instructions do by Intel's
+// Software Developer's Manual (volume 2; palette 1), and an exception where they would fault. Slow:
+// for tests. Included inside a version's namespace, in place of tile_unit.h.
 
 struct EmulatedTile {
   int rows = 0, bytes = 0;
@@ -29,8 +29,8 @@ inline float wide(const std::uint8_t* half) {
   return from_bf16(bits);
 }
 
-// TDPBF16PS: a row's products of even values and of odd ones are added pair by pair, apart, by fused
-// multiply-adds; then the two sums, and these to the tile. Called with subnormals flushed.
+// TDPBF16PS: a row's products of even values and of odd ones are added pair by pair, apart, by
+// fused multiply-adds; then the two sums, and these to the tile. Called with subnormals flushed.
 __attribute__((noinline)) inline void add_products_flushed(EmulatedTile& sums,
                                                            const EmulatedTile& left,
                                                            const EmulatedTile& right) {

@@ -1,13 +1,14 @@
-// Products of quantised weights with rows of activations: what the parts of a version have in common.
+// Products of quantised weights with rows of activations: what the parts of a version have in
+// common.
 //
-// The value of an output is defined here, for any number of rows and of threads. Columns are taken in
-// chunks of 32. Lane l of 16 adds, chunk by chunk, first the product of column 2l + 1 and then that of
-// column 2l, each by a fused multiply-add in float32. The lanes are then added in halves: 16 to 8 to 4
-// to 2 to 1, lane l to lane l + half. (This is what the AVX512_BF16 instruction does.) Inputs and sums
-// below 2^-126 in magnitude may count as zero. Every version computes this, but for half rows those
-// with a tile unit: for them, the products of a chunk's even columns are added from zero in order, by
-// fused multiply-adds, and so are those of its odd columns; the two sums are added, and then this to
-// what the chunks before gave. (This is what TDPBF16PS does.)
+// The value of an output is defined here, for any number of rows and of threads. Columns are taken
+// in chunks of 32. Lane l of 16 adds, chunk by chunk, first the product of column 2l + 1 and then
+// that of column 2l, each by a fused multiply-add in float32. The lanes are then added in halves:
+// 16 to 8 to 4 to 2 to 1, lane l to lane l + half. (This is what the AVX512_BF16 instruction does.)
+// Inputs and sums below 2^-126 in magnitude may count as zero. Every version computes this, but for
+// half rows those with a tile unit: for them, the products of a chunk's even columns are added from
+// zero in order, by fused multiply-adds, and so are those of its odd columns; the two sums are
+// added, and then this to what the chunks before gave. (This is what TDPBF16PS does.)
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,9 @@
-// Products of bfloat16 rows by a tile unit; everything else is the AVX-512 version's. Included after
-// rows_body.h, lanes_avx512.h and a TileUnit: the machine's or the emulated one.
+// Products of bfloat16 rows by a tile unit; everything else is the AVX-512 version's. Included
+// after rows_body.h, lanes_avx512.h and a TileUnit: the machine's or the emulated one.
 //
-// Left tiles hold sixteen outputs of a weight, as they lie in memory, right ones sixteen rows, which
-// pack_rows has turned: by pairs of columns, each with its rows side by side. A row's sums are a
-// column of its own, so they depend neither on other rows nor on how many there are.
+// Left tiles hold sixteen outputs of a weight, as they lie in memory, right ones sixteen rows,
+// which pack_rows has turned: by pairs of columns, each with its rows side by side. A row's sums
+// are a column of its own, so they depend neither on other rows nor on how many there are.
 
 constexpr int kGroupRows = kTileRowsMost;
 constexpr std::int64_t kStripChunks = 16;  // decoded, 32 outputs fill 32 KiB: two thirds of a cache
@@ -170,7 +170,8 @@ struct RowPair {
   Panel panels[2];
 
   RowPair(const Rows& rows, std::int64_t first, std::int64_t chunks) {
-    const auto row_bytes = static_cast<std::int64_t>(prepared_row_bytes(rows.kind, chunks * kChunk));
+    const auto row_bytes =
+        static_cast<std::int64_t>(prepared_row_bytes(rows.kind, chunks * kChunk));
     for (int i = 0; i < 2; ++i) {
       const std::int64_t at = first + i * kGroupRows, left = rows.count - at;
       num_rows[i] = static_cast<int>(left < 0 ? 0 : (left < kGroupRows ? left : kGroupRows));

@@ -5,9 +5,9 @@
 
 namespace deepinfer {
 
-// Up to avx512 every version of a kernel computes the same bits (values below 2^-126 aside). The last
-// two, which compute the same bits too, differ from them in some products; see linear.h. They have the
-// AVX-512 version of everything else.
+// Up to avx512 every version of a kernel computes the same bits (values below 2^-126 aside). The
+// last two, which compute the same bits too, differ from them in some products; see linear.h. They
+// have the AVX-512 version of everything else.
 enum class Isa { portable, avx2, avx512, emulated_amx, amx };
 
 // The best version this machine can run, unless choose_isa() picked another; never an emulated one.

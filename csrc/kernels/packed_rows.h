@@ -19,8 +19,8 @@ struct RowRange {
 
 class PackedRows {
  public:
-  // at(position) is the prepared row of a position; ranges follow each other from 0 on. `memory` must
-  // outlive the rows. Of a version that reads rows as they are, nothing is packed.
+  // at(position) is the prepared row of a position; ranges follow each other from 0 on. `memory`
+  // must outlive the rows. Of a version that reads rows as they are, nothing is packed.
   template <class At>
   PackedRows(const LinearVersion& version, RowKind kind, std::int64_t columns,
              const std::vector<RowRange>& ranges, At at, Workspace& memory, int num_threads)

@@ -1,5 +1,5 @@
-// Shapes of the eight tiles, as LDTILECFG reads them (Intel's Software Developer's Manual, volume 1,
-// "Programming with Intel AMX").
+// Shapes of the eight tiles, as LDTILECFG reads them (Intel's Software Developer's Manual, volume
+// 1, "Programming with Intel AMX").
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // The tile unit of a machine with AMX: one function an instruction. Included inside a version's
 // namespace, in place of emulated_tile_unit.h. The compiler's own intrinsics are not used: GCC 12's
-// do not say that a load reads memory and that a configuration is 64 bytes long, so that it may drop
-// or delay the stores before them.
+// do not say that a load reads memory and that a configuration is 64 bytes long, so that it may
+// drop or delay the stores before them.
 
 struct TileUnit {
   static void configure(const TileConfig& config) {
@@ -22,7 +22,10 @@ struct TileUnit {
 
   template <int kTile>
   static void store(void* data, std::int64_t stride) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(data), "r"(stride), "i"(kTile) : "memory");
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)"
+                 :
+                 : "r"(data), "r"(stride), "i"(kTile)
+                 : "memory");
   }
 
   // Adds the products of pairs of bfloat16 values, kLeft [rows, pairs] by kRight [pairs, columns].

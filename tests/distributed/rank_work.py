@@ -14,8 +14,11 @@ from torch import Tensor
 
 from vllm_deepinfer.distributed import agreement
 from vllm_deepinfer.distributed.exchange import GroupExchange
+from vllm_deepinfer.models.deepseek_v41.engram import Engram, EngramConstants
+from vllm_deepinfer.models.deepseek_v41.engram_lookup import EngramLookup
 from vllm_deepinfer.models.deepseek_v41.expert_exchange import LocalExperts
 from vllm_deepinfer.models.deepseek_v41.moe import ExpertCounts, MixtureOfExperts
+from vllm_deepinfer.models.deepseek_v41.step import Step
 from vllm_deepinfer.ops.numerics import Numerics
 from vllm_deepinfer.worker import step_profile
 
@@ -152,6 +155,78 @@ def fill(whole: MixtureOfExperts, spread: MixtureOfExperts, favoured: list[int])
             parameter[favoured] += 100
         rows = slice(held.start, held.stop) if name.startswith("experts.") else slice(None)
         own[name].view(torch.uint8).copy_(parameter[rows].view(torch.uint8))
+
+
+def tables_equal_one(
+    communicator: Any, config: Any, bucket_rows: list[int], sizes: list[int]
+) -> list[int]:
+    """Compares with one rank that holds every row; returns how many rows are held here.
+
+    bucket_rows: rows of each hash bucket, by layer.
+    """
+    own, exchange = communicator.rank_in_group, GroupExchange(communicator, "target")
+    whole = lookup_of(config, bucket_rows, LocalExperts())
+    spread = lookup_of(config, bucket_rows, exchange)
+    torch.manual_seed(1)
+    ngrams = torch.randint(-1, 30, (sum(sizes), config.engram_max_ngram_size))
+    mine = slice(sum(sizes[:own]), sum(sizes[: own + 1]))
+    check_rows(spread, whole, ngrams[mine], exchange.row_counts(sizes[own]))
+    # Passes in which some ranks have no token and only join.
+    for index in range(max(sizes)):
+        rank_rows = tuple(int(index < size) for size in sizes)
+        if rank_rows[own]:
+            check_rows(spread, whole, ngrams[mine][index : index + 1], rank_rows)
+        else:
+            spread.join(rank_rows)
+    return [len(engram.embed.held) for engram in spread.engrams]
+
+
+def check_rows(spread: Any, whole: Any, ngrams: Tensor, rank_rows: tuple[int, ...]) -> None:
+    """Every bit of the rows, and of the streams that take them up."""
+    count, width = whole.engrams[0].q_weight.shape
+    streams = torch.randn(len(ngrams), count, width).to(torch.bfloat16)
+    step = Step(torch.arange(len(ngrams)), [0, len(ngrams)], [len(ngrams)], ngrams, {})
+    step.rank_rows = rank_rows
+    found, wanted = spread.find(step), whole.find(step)
+    assert found.keys() == wanted.keys()
+    for engram in whole.engrams:
+        rows, exact = found[engram.layer], wanted[engram.layer]
+        assert_same(rows.weight[rows.numbers], exact.weight[exact.numbers])
+        assert_same(rows.scale[rows.numbers], exact.scale[exact.numbers])
+        assert_same(engram(streams, rows), engram(streams, exact))
+
+
+def lookup_of(config: Any, bucket_rows: list[int], exchange: Any) -> EngramLookup:
+    """Engram layers with the same random weights on every rank; a table keeps its share.
+
+    Of a table, every byte occurs: numbers that are none are moved like all others.
+    """
+    heads, size = config.engram_n_heads, config.engram_max_ngram_size
+    engrams = []
+    for layer, rows in enumerate(bucket_rows):
+        generator = torch.Generator().manual_seed(layer)
+        total = rows * (size - 1) * heads
+        held = exchange.held(total)
+        engram = Engram(config, layer, held, Numerics())
+        for name, parameter in engram.named_parameters():
+            shape = [total if name.startswith("embed.") else len(parameter), *parameter.shape[1:]]
+            if parameter.dtype.itemsize == 1:
+                low, high = (0, 256) if name.startswith("embed.") else (110, 120)
+                drawn = torch.randint(low, high, shape, generator=generator, dtype=torch.uint8)
+            else:
+                drawn = torch.randn(shape, generator=generator).to(parameter.dtype)
+            drawn = drawn[held.start : held.stop] if name.startswith("embed.") else drawn
+            parameter.view(torch.uint8).copy_(drawn.view(torch.uint8))
+        buckets = torch.arange((size - 1) * heads).view(size - 1, heads)
+        engram.constants = EngramConstants(
+            token_map=torch.arange(29),
+            pad_id=0,
+            multipliers=torch.arange(1, 2 * size, 2) * 7919,
+            primes=torch.full_like(buckets, rows),
+            offsets=buckets * rows,
+        )
+        engrams.append(engram)
+    return EngramLookup(engrams, exchange)
 
 
 def assert_same(found: Tensor, wanted: Tensor) -> None:

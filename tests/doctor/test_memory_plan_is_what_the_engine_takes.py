@@ -59,7 +59,7 @@ def test_a_started_engine_takes_what_was_planned(tiny_folder):
 
 
 @pytest.mark.parametrize("name", ["tiny", "published"])
-def test_ranks_share_the_experts_and_repeat_the_rest(name):
+def test_ranks_share_experts_and_engram_tables_and_repeat_the_rest(name):
     arguments = (name, "--max-model-len", "4096", "--speculative-config", DRAFTING)
     spread = (*arguments, "--data-parallel-size", "3", "--enable-expert-parallel")
     alone = planned(*arguments).ranks
@@ -72,12 +72,19 @@ def test_ranks_share_the_experts_and_repeat_the_rest(name):
     assert len(ranks) == 3
     assert sum(rank.experts_bytes for rank in ranks) == alone[0].experts_bytes
     assert ranks[0].experts_bytes >= ranks[2].experts_bytes > 0
+    assert sum(rank.engram_bytes for rank in ranks) == alone[0].engram_bytes
+    assert ranks[0].engram_bytes >= ranks[2].engram_bytes >= 0.99 * ranks[0].engram_bytes
     for rank in ranks:
-        assert (rank.engram_bytes, rank.drafts_bytes, rank.other_bytes) == (
-            alone[0].engram_bytes,
+        assert (rank.drafts_bytes, rank.other_bytes) == (
             alone[0].drafts_bytes,
             alone[0].other_bytes,
         )
+
+
+def test_ranks_without_expert_parallelism_have_everything():
+    arguments = ("tiny", "--max-model-len", "4096")
+    ranks = planned(*arguments, "--data-parallel-size", "2").ranks
+    assert ranks == planned(*arguments).ranks * 2
 
 
 def test_parts_of_the_published_checkpoint():

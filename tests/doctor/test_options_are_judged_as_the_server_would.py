@@ -172,6 +172,11 @@ def test_engram_tables_lie_where_the_class_puts_them(monkeypatch):
     assert own.tables_bytes == 60984
     assert own.place == "memory of the machine, one copy for each data-parallel rank"
     assert "memory of the device" in features.engram_tables(config, "ascend950").place
+    ranks = ("--data-parallel-size", "2", "--enable-expert-parallel")
+    spread = serving.make_config(serving.parse(["tiny", *LENGTH, *ranks])).config
+    assert features.engram_tables(spread, "cpu").place.endswith("split over all ranks")
+    alone = serving.make_config(serving.parse(["tiny", *LENGTH, ranks[-1]])).config
+    assert features.engram_tables(alone, "cpu").place == own.place
 
     monkeypatch.setattr(features, "runs_own_class", lambda *_: False)
     for settings, memory, copies in (

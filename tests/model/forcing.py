@@ -33,10 +33,11 @@ def relative_l2(found: torch.Tensor, wanted: np.ndarray) -> float:
 def layer_outputs(model: StandaloneModel, trace, probe: Probe) -> list[torch.Tensor]:
     """Every layer's output ``[T, S, D]`` when each starts from the oracle's own input."""
     step = model.step([Chunk(0, trace.token_ids.tolist())], probe)
+    memories = model.decoder.engram_lookup.find(step)
     shared, outputs = Selection(), []
     dtype = model.decoder.numerics.dtype
     for number, layer in enumerate(model.decoder.layers):
         streams = torch.from_numpy(trace.layer_inputs[number]).to(dtype)
         pre = torch.from_numpy(trace.pre[number]).float()
-        outputs.append(layer(streams, pre, step, shared)[0])
+        outputs.append(layer(streams, pre, step, shared, memories)[0])
     return outputs

@@ -29,7 +29,7 @@ class OutOfStepError(RuntimeError):
 
 
 class GroupExchange:
-    """Experts spread over the ranks of a group that has ``all_gatherv`` and ``reduce_scatterv``.
+    """Weights spread over the ranks of a group that has ``all_gatherv`` and ``reduce_scatterv``.
 
     Args:
         group: a vLLM ``GroupCoordinator`` or a communicator.
@@ -40,8 +40,12 @@ class GroupExchange:
         self.group = group
         self._pass = PASSES.index(forward_pass)
 
-    def held(self, num_experts: int) -> range:
-        return contiguous_share(num_experts, self.group.rank_in_group, self.group.world_size)
+    @property
+    def num_ranks(self) -> int:
+        return self.group.world_size
+
+    def held(self, count: int) -> range:
+        return contiguous_share(count, self.group.rank_in_group, self.num_ranks)
 
     def row_counts(self, num_rows: int) -> RankRows:
         told = self.group.all_gather(torch.tensor([[self._pass, num_rows]]), dim=0)
@@ -55,7 +59,7 @@ class GroupExchange:
         return tuple(counts.tolist())
 
     def equal_row_counts(self, num_rows: int) -> RankRows:
-        return (num_rows,) * self.group.world_size
+        return (num_rows,) * self.num_ranks
 
     def gather(self, tensors: list[Tensor], rank_rows: RankRows) -> list[Tensor]:
         return self.group.all_gatherv(tensors, dim=0, sizes=list(rank_rows))

@@ -168,11 +168,15 @@ def engram_tables(config: VllmConfig, platform: str) -> EngramTables:
     tensors = schema(V41Config.from_hf(config.model_config.hf_config))
     tables = [tensor for name, tensor in tensors.items() if ".engram.embed." in name]
     own = runs_own_class(platform, DeepInferConfig.from_vllm(config))
-    return EngramTables(total_bytes(tables), _place(platform) if own else _place_of_vllm(config))
+    place = _place(config, platform) if own else _place_of_vllm(config)
+    return EngramTables(total_bytes(tables), place)
 
 
-def _place(platform: str) -> str:
+def _place(config: VllmConfig, platform: str) -> str:
     memory = "memory of the machine" if platform == "cpu" else "memory of the device"
+    parallel = config.parallel_config
+    if parallel.enable_expert_parallel and parallel.data_parallel_size > 1:
+        return f"{memory}, split over all ranks"
     return f"{memory}, one copy for each data-parallel rank"
 
 

@@ -37,7 +37,7 @@ class Weights:
     """Bytes of the weights of one rank.
 
     experts_bytes: routed experts, target and draft stages.
-    engram_bytes: the tables of the engram layers.
+    engram_bytes: the tables of the engram layers, or its rows of them.
     drafts_bytes: the draft stages without their experts.
     other_bytes: everything else.
     """
@@ -111,13 +111,13 @@ class MemoryPlan:
 
 
 class _Share(LocalExperts):
-    """The experts of one rank of several, with nobody to exchange tokens with."""
+    """What one rank of several holds, with nobody to exchange tokens with."""
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self._rank, self._num_ranks = rank, num_ranks
 
-    def held(self, num_experts: int) -> range:
-        return contiguous_share(num_experts, self._rank, self._num_ranks)
+    def held(self, count: int) -> range:
+        return contiguous_share(count, self._rank, self._num_ranks)
 
 
 def plan_memory(vllm_config: VllmConfig) -> MemoryPlan:

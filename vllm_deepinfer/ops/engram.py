@@ -85,8 +85,7 @@ Args:
 # -- table ----------------------------------------------------------------------------------------
 
 
-def _check_table(weight: Tensor, scale: Tensor, rows: Tensor, dtype: torch.dtype) -> None:
-    name = "load_table_rows"
+def _check_table(name: str, weight: Tensor, scale: Tensor, rows: Tensor) -> None:
     if (
         weight.dtype != E4M3
         or weight.dim() != 2
@@ -99,16 +98,20 @@ def _check_table(weight: Tensor, scale: Tensor, rows: Tensor, dtype: torch.dtype
     shape = (weight.shape[0], weight.shape[1] // FP8_GROUP)
     require(name, "scale", scale, SCALE_DTYPES, shape, contiguous=True)
     check_row_numbers(name, "rows", rows, ("T", "columns"))
-    check_output_dtype(name, dtype)
+
+
+def _check_load(weight: Tensor, scale: Tensor, rows: Tensor, dtype: torch.dtype) -> None:
+    _check_table("load_table_rows", weight, scale, rows)
+    check_output_dtype("load_table_rows", dtype)
 
 
 def _table_reference(weight, scale, rows, dtype):
-    _check_table(weight, scale, rows, dtype)
+    _check_load(weight, scale, rows, dtype)
     return reference_engram.load_table_rows(weight, scale, rows, dtype)
 
 
 def _table_fake(weight, scale, rows, dtype):
-    _check_table(weight, scale, rows, dtype)
+    _check_load(weight, scale, rows, dtype)
     return rows.new_empty(rows.shape[0], rows.shape[1] * weight.shape[1], dtype=dtype)
 
 
@@ -137,6 +140,34 @@ load_table_rows = define(
 """Rows ``[T, columns]``, int64, of an e4m3 table ``[rows, n]`` with a UE8M0 scale per 32 columns,
 side by side: ``[T, columns * n]``, rounded to ``dtype``.
 """
+
+
+def take_held_rows(
+    weight: Tensor, scale: Tensor, rows: Tensor, first: int
+) -> tuple[Tensor, Tensor]:
+    """Bytes of a table's rows, as far as this part of the table has them.
+
+    Args:
+        weight: e4m3 ``[held, n]``, rows ``first`` to ``first + held`` of the table; may be none.
+        scale: UE8M0 ``[held, n / 32]``.
+        rows: int64 ``[T, columns]``, numbers in the whole table.
+
+    Returns:
+        Codes ``[T, columns * n]`` and scales ``[T, columns * n / 32]``, uint8; all bytes of a row
+        that is elsewhere are zero.
+    """
+    _check_table("take_held_rows", weight, scale, rows)
+    numbers = rows.flatten() - first
+    elsewhere = (numbers < 0) | (numbers >= len(weight))
+    parts = []
+    for part in (weight, scale):
+        if len(part):
+            taken = part.view(torch.uint8)[numbers.masked_fill(elsewhere, 0)]
+            taken.masked_fill_(elsewhere.unsqueeze(1), 0)
+        else:
+            taken = rows.new_zeros(len(numbers), part.shape[1], dtype=torch.uint8)
+        parts.append(taken.view(len(rows), rows.shape[1] * part.shape[1]))
+    return parts[0], parts[1]
 
 
 # -- memory ---------------------------------------------------------------------------------------

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from vllm_deepinfer.models.deepseek_v41.attention import Attention
 from vllm_deepinfer.models.deepseek_v41.cache import Cache, LayerCaches, layer_caches
 from vllm_deepinfer.models.deepseek_v41.config import LayerPlan, V41Config
-from vllm_deepinfer.models.deepseek_v41.engram import Engram
+from vllm_deepinfer.models.deepseek_v41.engram import Engram, TableRows
+from vllm_deepinfer.models.deepseek_v41.engram_lookup import EngramLookup
 from vllm_deepinfer.models.deepseek_v41.expert_exchange import (
     ExpertExchange,
     LocalExperts,
@@ -80,21 +83,29 @@ class DecoderLayer(nn.Module):
         add_mix_parameters(self, config)
         if plan.has_engram:
             rows = config.engram_num_embeddings[config.engram_layer_ids.index(plan.layer)]
-            self.engram = Engram(config, plan.layer, rows, numerics)
+            self.engram = Engram(config, plan.layer, exchange.held(rows), numerics)
         self.attn_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, numerics)
         self.attn = Attention(config, plan, caches, source, rope, numerics)
         self.ffn_norm = RmsNorm(config.hidden_size, config.rms_norm_eps, numerics)
         self.ffn = MixtureOfExperts(config, plan.layer, experts, numerics, exchange)
 
     def forward(
-        self, streams: Tensor, pre: Tensor, step: Step, shared: Selection
+        self,
+        streams: Tensor,
+        pre: Tensor,
+        step: Step,
+        shared: Selection,
+        memories: Mapping[int, TableRows],
     ) -> tuple[Tensor, Tensor]:
         """Streams ``[T, S, D]`` and the pre-mix ``[T, S]`` for the next layer.
 
         Each half collapses the streams with the pre-mix computed half a layer earlier.
+
+        Args:
+            memories: the tokens' table rows, by engram layer.
         """
         if self.plan.has_engram:
-            streams = self.engram(streams, step)
+            streams = self.engram(streams, memories[self.plan.layer])
         if step.probe is not None:
             step.probe.note(Quantity.STREAMS, self.plan.layer, streams)
             step.probe.note(Quantity.PRE_MIX, self.plan.layer, pre)
@@ -134,6 +145,8 @@ class Decoder(nn.Module):
             )
             for plan in config.layers
         )
+        engrams = [layer.engram for layer in self.layers if layer.plan.has_engram]
+        self.engram_lookup = EngramLookup(engrams, exchange)
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, numerics)
         self.head = PlainLinear(config.hidden_size, config.vocab_size)
 
@@ -155,11 +168,11 @@ class Decoder(nn.Module):
         streams = expand(self.embed(token_ids), self.config.hc_mult, self.numerics.dtype)
         pre = first_pre_mix(len(token_ids), self.config.hc_mult, token_ids.device)
         mean = torch.full_like(pre, 1 / self.config.hc_mult)
-        shared = Selection()
+        memories, shared = self.engram_lookup.find(step), Selection()
         for number, layer in enumerate(self.layers):
             if taps is not None and number in taps:
                 taps[number] = mix_streams(streams, mean, self.numerics.dtype)
-            streams, pre = layer(streams, pre, step, shared)
+            streams, pre = layer(streams, pre, step, shared, memories)
         if step.probe is not None:
             step.probe.note(Quantity.STREAMS, len(self.layers), streams)
         return self.norm(mix_streams(streams, pre, self.numerics.dtype))
@@ -167,6 +180,7 @@ class Decoder(nn.Module):
     def join(self, rank_rows: RankRows) -> None:
         """Take part in a forward pass of other ranks, with no token of one's own."""
         if any(rank_rows):
+            self.engram_lookup.join(rank_rows)
             for layer in self.layers:
                 layer.ffn.join(rank_rows)
 

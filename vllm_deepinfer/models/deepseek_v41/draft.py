@@ -126,7 +126,7 @@ class Draft(nn.Module):
         streams = expand(embedded, self.config.hc_mult, self.numerics.dtype)
         pre = first_pre_mix(len(embedded), self.config.hc_mult, embedded.device)
         for stage in self.mtp:
-            streams, pre = stage(streams, pre, step, Selection())
+            streams, pre = stage(streams, pre, step, Selection(), {})
         return mix_streams(streams, pre, self.numerics.dtype)
 
     def join(self, rank_rows: RankRows) -> None:

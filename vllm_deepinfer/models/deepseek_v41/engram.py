@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from vllm_deepinfer.models.deepseek_v41.config import V41Config
-from vllm_deepinfer.models.deepseek_v41.probe import Quantity
-from vllm_deepinfer.models.deepseek_v41.step import Step
 from vllm_deepinfer.models.deepseek_v41.stored_weights import E4M3, E8M0, Fp8Linear, parameter
 from vllm_deepinfer.ops import formats
-from vllm_deepinfer.ops.engram import add_memory, engram_rows, load_table_rows
+from vllm_deepinfer.ops.engram import add_memory, engram_rows, load_table_rows, take_held_rows
 from vllm_deepinfer.ops.numerics import Numerics
 
 
@@ -44,46 +42,63 @@ class EngramConstants:
 
 
 class EngramTable(nn.Module):
-    """e4m3 rows with one UE8M0 scale per 32 columns."""
+    """e4m3 rows with one UE8M0 scale per 32 columns: those ``held`` here, of a whole table."""
 
-    def __init__(self, rows: int, width: int) -> None:
+    def __init__(self, held: range, width: int) -> None:
         super().__init__()
-        self.weight = parameter(rows, width, dtype=E4M3)
-        self.scale = parameter(rows, width // formats.FP8_GROUP, dtype=E8M0)
+        self.held = held
+        self.weight = parameter(len(held), width, dtype=E4M3)
+        self.scale = parameter(len(held), width // formats.FP8_GROUP, dtype=E8M0)
 
-    def forward(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows ``[T, columns]`` side by side, ``[T, columns * width]``."""
-        return load_table_rows(self.weight, self.scale, rows, dtype)
+    def take_held(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Bytes of rows ``[T, columns]`` of the whole table; zero where not held here."""
+        return take_held_rows(self.weight, self.scale, numbers, self.held.start)
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Rows ``numbers``, int64 ``[T, columns]``, of a table ``weight`` with its ``scale``.
+
+    The table is the layer's own or, where that is spread over ranks, what came from them.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    numbers: Tensor
 
 
 class Engram(nn.Module):
-    def __init__(self, config: V41Config, layer: int, rows: int, numerics: Numerics) -> None:
+    """``held`` are the rows of the table that are on this rank."""
+
+    def __init__(self, config: V41Config, layer: int, held: range, numerics: Numerics) -> None:
         super().__init__()
         self.config, self.layer, self.numerics = config, layer, numerics
-        self.embed = EngramTable(rows, config.engram_head_dim)
+        self.embed = EngramTable(held, config.engram_head_dim)
         self.q_weight = parameter(config.hc_mult, config.hidden_size)
         self.k_weight = parameter(config.hc_mult, config.hidden_size)
         width = config.engram_columns * config.engram_head_dim
         self.wkv = Fp8Linear(width, (config.hc_mult + 1) * config.hidden_size, numerics)
         self.constants: EngramConstants | None = None
 
-    def forward(self, streams: Tensor, step: Step) -> Tensor:
-        """Add the gated memory to streams ``[T, S, D]``."""
+    def row_numbers(self, ngrams: Tensor) -> Tensor:
+        """Rows of the whole table, int64 ``[T, columns]``, of n-grams ``[T, n]``, newest first."""
         if self.constants is None:
             raise RuntimeError(
                 f"engram layer {self.layer} has no hash constants; they are set from the "
                 "checkpoint's tokenizer.json after loading."
             )
         constants = self.constants
-        rows = engram_rows(
-            step.ngram_token_ids,
+        return engram_rows(
+            ngrams,
             constants.token_map,
             constants.pad_id,
             constants.multipliers,
             constants.primes,
             constants.offsets,
         )
-        if step.probe is not None:
-            step.probe.note(Quantity.ENGRAM_ROWS, self.layer, rows)
-        memory = self.wkv(self.numerics.activation(self.embed(rows, self.numerics.dtype)))
+
+    def forward(self, streams: Tensor, found: TableRows) -> Tensor:
+        """Add the gated memory of the tokens' rows to streams ``[T, S, D]``."""
+        rows = load_table_rows(found.weight, found.scale, found.numbers, self.numerics.dtype)
+        memory = self.wkv(self.numerics.activation(rows))
         return add_memory(streams, memory, self.q_weight, self.k_weight, self.config.rms_norm_eps)

@@ -1,7 +1,8 @@
-"""Experts on several ranks: who holds which, and what must move between them.
+"""Experts and engram tables on several ranks: who holds which part, and what must move.
 
-Each rank computes its experts for the tokens of all ranks. Every output of an expert for a token
-comes from exactly one rank, so that bringing it back rounds nothing.
+Each rank computes its experts, and reads its table rows, for the tokens of all ranks. Every output
+of an expert for a token, and every row, comes from exactly one rank, so that bringing it back
+rounds nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +16,16 @@ RankRows = tuple[int, ...]
 
 
 class ExpertExchange(Protocol):
-    """The way of tokens to experts and back. All ranks call the same methods in the same order."""
+    """The way of tokens to experts and back. All ranks call the same methods in the same order.
 
-    def held(self, num_experts: int) -> range:
-        """The experts, of ``num_experts``, whose weights are on this rank."""
+    Attributes:
+        num_ranks: that hold weights; with one, nothing moves.
+    """
+
+    num_ranks: int
+
+    def held(self, count: int) -> range:
+        """The experts or table rows, of ``count``, that are on this rank."""
         ...
 
     def row_counts(self, num_rows: int) -> RankRows:
@@ -39,10 +46,12 @@ class ExpertExchange(Protocol):
 
 
 class LocalExperts:
-    """Every expert is here: nothing moves."""
+    """Every expert and every table row is here: nothing moves."""
 
-    def held(self, num_experts: int) -> range:
-        return range(num_experts)
+    num_ranks = 1
+
+    def held(self, count: int) -> range:
+        return range(count)
 
     def row_counts(self, num_rows: int) -> RankRows:
         return (num_rows,)
@@ -57,8 +66,8 @@ class LocalExperts:
         return outputs
 
 
-def contiguous_share(num_experts: int, rank: int, num_ranks: int) -> range:
-    """Neighbouring experts for each rank; the first ranks hold the remainder, one each."""
-    each, rest = divmod(num_experts, num_ranks)
+def contiguous_share(count: int, rank: int, num_ranks: int) -> range:
+    """Neighbouring experts or rows for each rank; the first ranks hold the remainder, one each."""
+    each, rest = divmod(count, num_ranks)
     first = rank * each + min(rank, rest)
     return range(first, first + each + (rank < rest))

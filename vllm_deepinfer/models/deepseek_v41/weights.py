@@ -2,7 +2,8 @@
 
 The model's parameters are named like the checkpoint's tensors, except that the routed experts of
 a layer are stacked: tensor ``layers.3.ffn.experts.7.w1.weight`` is row 7 of parameter
-``layers.3.ffn.experts.w1.weight``, or a lower one on a rank that holds only some experts.
+``layers.3.ffn.experts.w1.weight``, or a lower one on a rank that holds only some experts. Such a
+rank holds, of the engram tables, a range of rows.
 Source: V4.1 specification, section 6.
 """
 
@@ -28,6 +29,7 @@ Held = Callable[[int], range]
 _OPTIONAL_PREFIX = "model."
 _DRAFT_PREFIX = "mtp."
 _VISION_PREFIXES = ("vision.", "aligner.", "image_")
+_ENGRAM_TABLE = ".engram.embed."
 _VISION_BIAS = ".ffn.gate.bias_vl"
 _NUMBERS = ": scales are exponents, one byte each; numbers are neither taken for them nor rounded"
 _EXPERT = re.compile(r"(.+\.ffn\.experts)\.(\d+)\.(w[123]\.(?:weight|scale))")
@@ -44,7 +46,7 @@ def destination(name: str) -> tuple[str, int | None]:
 def expected_parameters(config: V41Config, part: Part, held: Held = range) -> dict[str, TensorSpec]:
     """Return name -> dtype and shape of every parameter the model of ``part`` must have.
 
-    ``held`` gives, for a number of routed experts, those that the model has.
+    ``held`` gives, for a number of routed experts or of table rows, those that the model has.
 
     Vision tensors have no parameter: the model is text only.
     """
@@ -55,7 +57,10 @@ def expected_parameters(config: V41Config, part: Part, held: Held = range) -> di
         if not _has_parameter(name, part):
             continue
         parameter, row = destination(name)
-        if row is None:
+        if _ENGRAM_TABLE in name:
+            rows = len(held(spec.shape[0]))
+            parameters[parameter] = TensorSpec(parameter, spec.dtype, (rows, *spec.shape[1:]))
+        elif row is None:
             parameters[parameter] = spec
         else:  # rows come in order, so the last one gives the count
             rows = len(held(row + 1))
@@ -83,7 +88,8 @@ def load_weights(
             ``model.``. No tensor is kept.
         config: the checkpoint's configuration.
         part: ``"target"`` for the decoder, ``"draft"`` for the draft stages ``mtp.*``.
-        held: gives, for a number of routed experts, those whose weights ``model`` has.
+        held: gives, for a number of routed experts or of rows of an engram table, those that
+            ``model`` has. The other rows of a table are not read.
 
     Returns:
         The names of all parameters, every one filled.
@@ -105,7 +111,10 @@ def load_weights(
             problems.add("unexpected", raw_name)
         elif _matches(tensor, tensors[name], problems) and _has_parameter(name, part):
             parameter, row = destination(name)
-            if row is None:
+            if _ENGRAM_TABLE in name:
+                rows = held(len(tensor))
+                _copy(tensor[rows.start : rows.stop], parameters[parameter])
+            elif row is None:
                 _copy(tensor, parameters[parameter])
             elif row in experts:
                 _copy(tensor, parameters[parameter][experts.index(row)])

@@ -68,7 +68,7 @@ class AcceleratorSteps:
             profile = self._profile_decoding()
         result = super().compile_or_warm_up_model()
         # Only now: warm-ups run steps whose reports nobody receives.
-        self._profile = profile
+        self._profile, self._clock.is_serving = profile, True
         options = DeepInferConfig.from_vllm(self.vllm_config)
         if self._vllm_plans and options.verification == "adaptive":
             self._costs = PlannerCosts(self.vllm_config, self.model_runner)

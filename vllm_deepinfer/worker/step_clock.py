@@ -61,19 +61,23 @@ class StepClock(StepTimingCollector):
 
     Args:
         make_event: a new event with timing of the device.
+
+    Attributes:
+        is_serving: whether steps are timed. Not while graphs are captured, which may hold none.
     """
 
     def __init__(self, make_event: Callable[[], Any]) -> None:
         super().__init__()
         self._make_event = make_event
         self._open: TimedStep | None = None
+        self.is_serving = False
 
     def forward_start(self) -> None:
         if self._collecting:
             # As vLLM's own, which makes events of CUDA.
             self._step = StepTimingEvents(*(self._make_event() for _ in range(4)))
             self._step.forward_start.record()
-        else:
+        elif self.is_serving:
             self._open = TimedStep(*(self._make_event() for _ in range(3)))
             self._open.begin.record()
 

@@ -93,6 +93,19 @@ def test_listed_names_change_and_come_back(redirect):
     assert names_in_force() == before
 
 
+def test_what_a_failed_start_left_is_taken_back_by_the_next(redirect):
+    before = names_in_force()
+    redirect.apply(fake_npu())
+    following = Redirect()
+    assert names_in_force() == before
+    following.apply(fake_npu())
+    changed = names_in_force()
+    redirect.undo()
+    assert names_in_force() == changed
+    following.undo()
+    assert names_in_force() == before
+
+
 def test_runner_modules_get_streams_events_and_graphs_of_the_npu(redirect):
     npu = fake_npu()
     redirect.apply(npu)

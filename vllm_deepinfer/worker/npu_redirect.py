@@ -33,7 +33,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -128,11 +128,15 @@ class _Change:
 
 
 class Redirect:
-    """Applied by a worker before it makes its model runner, taken back when it shuts down.
+    """Applied by a worker before it makes its model runner, taken back when that shuts down.
+
+    A process has one in force at most.
 
     Raises:
         RedirectError: this process has a CUDA device, whose users share the runner's modules.
     """
+
+    _in_force: ClassVar[Redirect | None] = None
 
     def __init__(self) -> None:
         if torch.cuda.is_available():
@@ -142,6 +146,9 @@ class Redirect:
                 "DEEPINFER_PLATFORM=off."
             )
         self._changes: list[_Change] = []
+        if Redirect._in_force is not None:
+            # Of a worker whose start failed, which nobody shuts down.
+            Redirect._in_force.undo()
 
     @property
     def is_applied(self) -> bool:
@@ -149,6 +156,7 @@ class Redirect:
 
     def apply(self, npu: types.ModuleType) -> None:
         """Lead every name of the list to ``npu``, which is ``torch.npu``."""
+        Redirect._in_force = self
         cuda = _Cuda(npu)
         facade = _Torch(cuda)
         for name in STREAMS:
@@ -165,6 +173,8 @@ class Redirect:
         while self._changes:
             change = self._changes.pop()
             setattr(change.module, change.name, change.before)
+        if Redirect._in_force is self:
+            Redirect._in_force = None
 
     def _replace(self, module_name: str, name: str, value: Any) -> None:
         module = importlib.import_module(module_name)

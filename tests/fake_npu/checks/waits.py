@@ -118,6 +118,12 @@ def test_an_event_brings_what_came_before_it_only(tensor):
     assert second[0, 0] == 1
 
 
+def test_a_copy_from_the_host_brings_no_late_one(tensor):
+    host = tensor.to("cpu", non_blocking=True)
+    tensor.copy_(torch.ones(4, 4).pin_memory(), non_blocking=True)
+    assert host.isnan().all()
+
+
 def test_a_late_copy_is_in_stream_order_for_the_device(tensor):
     host = torch.empty(4, 4).pin_memory()
     host.copy_(tensor, non_blocking=True)

@@ -49,6 +49,8 @@ void begin_copy_to_host(const Tensor& host, const Tensor& value);
 uint64_t last_ticket();
 void finish_copies(uint64_t ticket);
 inline void finish_copies() { finish_copies(last_ticket()); }
+// Before the device reads host memory itself: what the stream has copied there comes first.
+void finish_copies_into(const Tensor& host);
 
 // ---- random numbers (generator.cpp)
 const at::Generator& default_generator(DeviceIndex index);

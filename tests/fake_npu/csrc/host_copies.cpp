@@ -29,14 +29,28 @@ uint64_t last_ticket() {
   return g_last_ticket;
 }
 
-void finish_copies(uint64_t ticket) {
+template <class Awaited>
+void deliver(const Awaited& awaited) {
   std::lock_guard<std::recursive_mutex> lock(g_mutex);
-  while (!g_late.empty() && g_late.front().ticket <= ticket) {
-    LateCopy copy = std::move(g_late.front());
-    g_late.pop_front();
-    c10::InferenceMode no_gradients;
-    copy.host.copy_(copy.value);
+  std::deque<LateCopy> copies;
+  copies.swap(g_late);
+  c10::InferenceMode no_gradients;
+  for (const LateCopy& copy : copies) {
+    if (awaited(copy)) {
+      copy.host.copy_(copy.value);
+    } else {
+      g_late.push_back(copy);
+    }
   }
+}
+
+void finish_copies(uint64_t ticket) {
+  deliver([&](const LateCopy& copy) { return copy.ticket <= ticket; });
+}
+
+void finish_copies_into(const Tensor& host) {
+  const void* memory = host.storage().data();
+  deliver([&](const LateCopy& copy) { return copy.host.storage().data() == memory; });
 }
 
 }  // namespace fake_npu

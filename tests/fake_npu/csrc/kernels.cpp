@@ -134,8 +134,10 @@ Tensor copy_from(const Tensor& source, const Tensor& destination, bool non_block
   } else if (to_host && non_blocking) {
     begin_copy_to_host(destination, from);
     return destination;
+  } else if (from_host && non_blocking) {
+    finish_copies_into(source);
   } else if (to_host || from_host) {
-    finish_copies();  // the stream's earlier copies come first
+    finish_copies();
   }
   at::AutoDispatchBelowAutograd no_autograd;
   to.copy_(from);

@@ -24,7 +24,7 @@ from vllm_deepinfer.log import get_logger
 from vllm_deepinfer.ops import runner
 from vllm_deepinfer.worker import npu_device, npu_environment, npu_redirect
 from vllm_deepinfer.worker.accelerator import AcceleratorSteps
-from vllm_deepinfer.worker.whole_step_profile import whole_step
+from vllm_deepinfer.worker.whole_step_profile import sized_by_whole_step
 
 logger = get_logger(__name__)
 
@@ -115,9 +115,7 @@ class NpuWorker(Worker):
 
     def determine_available_memory(self) -> int:
         """As vLLM's, with the activations of this model among what is not the cache's."""
-        if self.cache_config.kv_cache_memory_bytes is not None:
-            return super().determine_available_memory()
-        with whole_step(self.model_runner):
+        with sized_by_whole_step(self):
             return super().determine_available_memory()
 
     # -- steps ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from vllm.v1.worker.gpu_worker import Worker
@@ -11,6 +12,7 @@ from vllm_deepinfer.config import DeepInferConfig
 from vllm_deepinfer.platforms import sm100_invariance
 from vllm_deepinfer.platforms.sm100_model import check_built, chosen_model
 from vllm_deepinfer.worker.accelerator import AcceleratorSteps
+from vllm_deepinfer.worker.whole_step_profile import sized_by_whole_step
 
 # For the whole process, as torch keeps them; None before any engine asked for them.
 _registered_invariant: bool | None = None
@@ -36,6 +38,12 @@ class Sm100Model:
         check_built(runner.model, self._chosen, "target")
         if runner.speculator is not None:
             check_built(runner.speculator.model, self._chosen, "drafter")
+
+    def determine_available_memory(self) -> int:
+        """As vLLM's; with this package's class, its activations are not the cache's."""
+        ours = self._chosen == "deepinfer"
+        with sized_by_whole_step(self) if ours else nullcontext():
+            return super().determine_available_memory()
 
     def compile_or_warm_up_model(self) -> Any:
         if self._options.batch_invariant:

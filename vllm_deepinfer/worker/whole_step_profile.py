@@ -8,10 +8,20 @@ the cache. Here the profile goes on with the largest step over the smallest cach
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from vllm.v1.worker.gpu import cudagraph_utils
+
+
+def sized_by_whole_step(worker: Any) -> AbstractContextManager[None]:
+    """The region in which a worker of this package's class determines the memory for its cache.
+
+    Nothing is added where the user gave the cache's size: vLLM then profiles for other reasons.
+    """
+    if worker.cache_config.kv_cache_memory_bytes is not None:
+        return nullcontext()
+    return whole_step(worker.model_runner)
 
 
 @contextmanager

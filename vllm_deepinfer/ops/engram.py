@@ -158,12 +158,12 @@ def take_held_rows(
     """
     _check_table("take_held_rows", weight, scale, rows)
     numbers = rows.flatten() - first
-    elsewhere = (numbers < 0) | (numbers >= len(weight))
+    is_held = (numbers >= 0) & (numbers < len(weight))
+    numbers = numbers.masked_fill(~is_held, 0)  # any row here: it is multiplied by zero
     parts = []
     for part in (weight, scale):
         if len(part):
-            taken = part.view(torch.uint8)[numbers.masked_fill(elsewhere, 0)]
-            taken.masked_fill_(elsewhere.unsqueeze(1), 0)
+            taken = part.view(torch.uint8).index_select(0, numbers).mul_(is_held.unsqueeze(1))
         else:
             taken = rows.new_zeros(len(numbers), part.shape[1], dtype=torch.uint8)
         parts.append(taken.view(len(rows), rows.shape[1] * part.shape[1]))

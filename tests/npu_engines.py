@@ -229,7 +229,6 @@ SCENARIOS: dict[str, Callable[[Path], Any]] = {
         drafting,
         without_redirect,
         another_model,
-        # Last: a start that fails so late leaves the runner of its process led to the npu.
         waiting_in_a_capture,
     )
 }

@@ -1,0 +1,133 @@
+"""Writes docs/feature-matrix.md: every feature on every platform, with the evidence for it.
+
+    python docs/make_feature_matrix.py build/results          (make feature-matrix)
+
+The folder holds pytest's reports of whole runs, one a vLLM version. A cell whose tests did not
+pass, or did not run, fails the script: nothing is called supported because it was written.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from features import COLUMNS, EVIDENCE, FEATURES, Cell, Feature
+from pages import table
+
+OUTPUT = Path(__file__).with_name("feature-matrix.md")
+TEXT = """# Features, platforms and evidence
+
+Written by `make feature-matrix` from the results of the tests; nothing here is typed by hand but
+the list of features and of the tests that stand behind each (`docs/features.py`). A number is how
+many tests passed for that cell.
+
+{legend}
+
+**Nothing has run on an SM100 GPU or an Ascend 950.** The numerics of their kernels beyond what is
+said here, their speed, their drivers and interconnects are unknown.
+
+{matrix}
+
+Runs: {runs}.
+
+## The tests behind each cell
+
+{tests}
+"""
+
+Passed = Mapping[str, int]
+"""Passed tests by the file they are in, "tests/x/test_y.py"."""
+
+
+class UnprovenError(Exception):
+    """A cell's tests did not run or did not pass."""
+
+
+def read_report(path: Path) -> tuple[Counter[str], str]:
+    """Passed tests by file of one of pytest's reports, and a sentence on the run.
+
+    Raises:
+        UnprovenError: a test of the run failed.
+    """
+    suite = ElementTree.parse(path).getroot().find("testsuite")
+    passed: Counter[str] = Counter()
+    for case in suite.iter("testcase"):
+        outcome = {child.tag for child in case} & {"failure", "error", "skipped"}
+        if outcome & {"failure", "error"}:
+            raise UnprovenError(f"{path}: {case.get('classname')}.{case.get('name')} failed")
+        if not outcome:
+            passed[case.get("file")] += 1
+    date = suite.get("timestamp", "")[:10]
+    run = f"vLLM {path.stem.removeprefix('vllm-')}, {sum(passed.values())} tests passed, {date}"
+    return passed, run
+
+
+def count(test: str, passed: Passed) -> int:
+    """Passed tests of a file, or of all files below a folder."""
+    below = test.rstrip("/") + "/"
+    return sum(n for file, n in passed.items() if file == test or file.startswith(below))
+
+
+def cell_text(feature: Feature, column: str, passed: Passed) -> str:
+    cell: Cell = feature.cells[column]
+    if not cell.tests:
+        return cell.evidence + (f": {cell.note}" if cell.note else "")
+    missing = [test for test in cell.tests if not count(test, passed)]
+    if missing:
+        raise UnprovenError(f"{feature.name}, {column}: no test passed in {', '.join(missing)}")
+    number = sum(count(test, passed) for test in cell.tests)
+    return f"{cell.evidence} ({number})" + (f": {cell.note}" if cell.note else "")
+
+
+def page(reports: Mapping[str, tuple[Passed, str]]) -> str:
+    """The page from each report's passed tests and sentence, by report name.
+
+    Raises:
+        UnprovenError: see ``cell_text``.
+    """
+    rows = [
+        (feature.name, *(cell_text(feature, c, reports[COLUMNS[c].report][0]) for c in COLUMNS))
+        for feature in FEATURES
+    ]
+    header = ("feature", *(column.title for column in COLUMNS.values()))
+    return TEXT.format(
+        legend=table(("evidence", "meaning"), EVIDENCE.items(), texts=2),
+        matrix=table(header, rows, texts=len(header)),
+        runs="; ".join(run for _, run in reports.values()),
+        tests="\n".join(line for feature in FEATURES for line in test_lines(feature)),
+    )
+
+
+def test_lines(feature: Feature) -> list[str]:
+    behind: dict[tuple[str, ...], list[str]] = {}
+    for column, cell in feature.cells.items():
+        if cell.tests:
+            behind.setdefault(cell.tests, []).append(COLUMNS[column].title)
+    return [
+        f"- {feature.name}, {', '.join(columns)}: {', '.join(f'`{test}`' for test in tests)}"
+        for tests, columns in behind.items()
+    ]
+
+
+def without_numbers(text: str) -> str:
+    """The page without what differs between two runs of the same code."""
+    return re.sub(r" \(\d+\)", "", re.sub(r"Runs: .*", "", text))
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    names = dict.fromkeys(column.report for column in COLUMNS.values())
+    try:
+        text = page({name: read_report(folder / f"{name}.xml") for name in names})
+    except (UnprovenError, FileNotFoundError) as error:
+        sys.exit(f"{error}. Run make test and make test-vllm033 as a whole first.")
+    OUTPUT.write_text(text)
+    print(f"Wrote {OUTPUT}")
+
+
+if __name__ == "__main__":
+    main()

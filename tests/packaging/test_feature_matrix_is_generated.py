@@ -1,0 +1,75 @@
+"""The feature matrix says what the tests' results say.
+
+Claim: the page is what the list of features gives; a cell whose tests failed, were skipped or do
+not exist stops its making. If this breaks, something is called supported because it was written.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+DOCS = REPOSITORY / "docs"
+REPORT = """<?xml version="1.0"?><testsuites><testsuite timestamp="2026-11-30T01:02:03">
+<testcase file="tests/a/test_x.py" classname="x" name="test_1"/>
+<testcase file="tests/a/test_x.py" classname="x" name="test_2">{}</testcase>
+</testsuite></testsuites>"""
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(DOCS), *sys.path])
+    return runpy.run_path(str(DOCS / "make_feature_matrix.py"))
+
+
+def cells(script):
+    return [cell for feature in script["FEATURES"] for cell in feature.cells.values()]
+
+
+def passing(script):
+    """A run in which every test that a cell names has passed."""
+    passed = Counter(test for cell in cells(script) for test in cell.tests)
+    return {column.report: (passed, "") for column in script["COLUMNS"].values()}
+
+
+def test_page_is_what_the_list_of_features_gives(script):
+    made, plain = script["page"](passing(script)), script["without_numbers"]
+    assert plain((DOCS / "feature-matrix.md").read_text()) == plain(made), "make feature-matrix"
+
+
+def test_tests_that_cells_name_exist(script):
+    named = {test for cell in cells(script) for test in cell.tests}
+    assert not [test for test in named if not (REPOSITORY / test).exists()]
+
+
+def test_a_cell_without_one_of_its_tests_stops_the_page(script):
+    for feature in script["FEATURES"]:
+        for column, cell in feature.cells.items():
+            for missing in cell.tests:
+                passed = {test: 1 for test in cell.tests if not test.startswith(missing)}
+                with pytest.raises(script["UnprovenError"], match=missing):
+                    script["cell_text"](feature, column, passed)
+
+
+@pytest.mark.parametrize("outcome", ["failure", "error"])
+def test_a_run_with_a_failure_is_no_evidence(script, outcome, tmp_path):
+    report = tmp_path / "vllm-1.xml"
+    report.write_text(REPORT.format(f"<{outcome}/>"))
+    with pytest.raises(script["UnprovenError"], match="test_2"):
+        script["read_report"](report)
+
+
+@pytest.mark.parametrize(("outcome", "count"), [("", 2), ("<skipped/>", 1)])
+def test_skipped_tests_do_not_count(script, outcome, count, tmp_path):
+    report = tmp_path / "vllm-1.xml"
+    report.write_text(REPORT.format(outcome))
+    passed, run = script["read_report"](report)
+    assert passed == {"tests/a/test_x.py": count}
+    assert run == f"vLLM 1, {count} tests passed, 2026-11-30"
+    assert script["count"]("tests/a", passed) == script["count"]("tests/a/test_x.py", passed)
+    assert not script["count"]("tests/a/test", passed)

@@ -30,6 +30,8 @@ def check_source(contract: Iterable[Symbol], root: Path, version: tuple[int, int
         problem = _check_symbol(symbol, root)
         if problem is not None:
             problems.append(f"{symbol} {problem}")
+    # Millions of small objects, which every later collection of garbage would walk.
+    _parse.cache_clear()
     return problems
 
 

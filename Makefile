@@ -56,7 +56,8 @@ SLOW_033 := tests/drafting/test_stand_in_counts_are_exact.py \
 TESTS_033 := $(filter-out $(SLOW_033),$(wildcard tests/drafting/test_*.py)) \
 	tests/engine tests/scheduling tests/metrics tests/serving \
 	tests/distributed/test_data_parallel_serves_as_one_rank.py \
-	tests/platforms/test_other_builds_serve_our_model_alone.py
+	tests/platforms/test_other_builds_serve_our_model_alone.py \
+	tests/packaging/test_upstream_contract_holds.py
 
 test-vllm033: $(STAMPS)/test upstream-source
 	PYTHONPATH=$(abspath $(UPSTREAM)) DEEPINFER_PLATFORM=cpu \

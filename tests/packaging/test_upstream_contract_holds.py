@@ -28,11 +28,14 @@ def installed_root() -> Path:
     return Path(importlib.util.find_spec("vllm").origin).parents[1]
 
 
-def test_installed_release_keeps_the_contract():
+def installed_version() -> tuple[int, int]:
     import vllm
 
-    version = compat.parse_version(vllm.__version__)
-    assert check_source(CONTRACT, installed_root(), version) == []
+    return compat.parse_version(vllm.__version__)
+
+
+def test_installed_release_keeps_the_contract():
+    assert check_source(CONTRACT, installed_root(), installed_version()) == []
 
 
 def test_release_033_keeps_the_contract():
@@ -53,7 +56,7 @@ def runner_kernels(version: tuple[int, int]) -> list:
 
 @pytest.mark.parametrize("root", [None, SOURCE_033], ids=["installed", "0.33.0"])
 def test_replaced_kernels_keep_their_parameters(root):
-    version = (0, 32) if root is None else (0, 33)
+    version = installed_version() if root is None else (0, 33)
     assert check_source(runner_kernels(version), root or installed_root(), version) == []
 
 

@@ -64,7 +64,9 @@ def _reference(
     selected=None,
     selected_rows=None,
     selected_kind=0,
+    repeated=True,
 ):
+    """``repeated``: as for ``reference.load_rows``, which then waits for a device."""
     _check(
         query, sink, window, window_rows, window_kind, selected, selected_rows, selected_kind, dtype
     )
@@ -75,7 +77,7 @@ def _reference(
     parts = []
     for start in range(0, query.shape[0], TOKENS_AT_ONCE):
         part = slice(start, start + TOKENS_AT_ONCE)
-        keys = [visible_keys(cache, rows[part], record, True) for cache, rows, record in sets]
+        keys = [visible_keys(cache, rows[part], record, repeated) for cache, rows, record in sets]
         parts.append(reference.sink_attention(query[part], keys, sink, scale).to(dtype))
     return torch.cat(parts) if parts else query.to(dtype)
 

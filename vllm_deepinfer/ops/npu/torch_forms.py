@@ -77,31 +77,8 @@ def pool_pairs(values, scores, ring, closing, partner_rows, kept, kept_rows) -> 
 # -- attention ------------------------------------------------------------------------------------
 
 
-def sink_attention(
-    query,
-    sink,
-    scale,
-    dtype,
-    window,
-    window_rows,
-    window_kind,
-    selected=None,
-    selected_rows=None,
-    selected_kind=0,
-) -> Tensor:
-    attention._check(
-        query, sink, window, window_rows, window_kind, selected, selected_rows, selected_kind, dtype
-    )
-    width = query.shape[-1]
-    sets = [(window, window_rows, record_of(window_kind, width))]
-    if selected is not None and selected_rows.shape[1]:
-        sets.append((selected, selected_rows, record_of(selected_kind, width)))
-    parts = []
-    for start in range(0, query.shape[0], attention.TOKENS_AT_ONCE):
-        part = slice(start, start + attention.TOKENS_AT_ONCE)
-        keys = [attention.visible_keys(cache, rows[part], record) for cache, rows, record in sets]
-        parts.append(reference.sink_attention(query[part], keys, sink, scale).to(dtype))
-    return torch.cat(parts) if parts else query.to(dtype)
+def sink_attention(*arguments) -> Tensor:
+    return attention._reference(*arguments, repeated=False)
 
 
 # -- indexer --------------------------------------------------------------------------------------

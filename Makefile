@@ -21,8 +21,8 @@ UPSTREAM := .cache/vllm-0.33.0-src
 RESULTS := build/results
 REPORT := -o junit_family=xunit1 --junitxml=$(RESULTS)
 
-.PHONY: install demo test test-vllm033 feature-matrix fuzz compile-kernels lint upstream-source clean
-.PHONY: gpu-check test-cuda-build
+.PHONY: install demo test test-vllm033 test-npu-schema test-cuda-build gpu-check feature-matrix fuzz \
+	compile-kernels lint upstream-source clean
 
 install: $(STAMPS)/install
 

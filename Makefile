@@ -20,6 +20,8 @@ TRITON := triton==3.9.0
 UPSTREAM := .cache/vllm-0.33.0-src
 RESULTS := build/results
 REPORT := -o junit_family=xunit1 --junitxml=$(RESULTS)
+# By file: tests of a file share an engine. Each process takes a few GiB.
+PARALLEL ?= -n 2 --dist loadfile
 
 .PHONY: install demo test test-vllm033 test-npu-schema test-cuda-build gpu-check feature-matrix fuzz \
 	compile-kernels lint upstream-source clean
@@ -44,9 +46,10 @@ $(STAMPS)/test: $(STAMPS)/install
 demo: $(STAMPS)/install
 	$(BIN)/python examples/demo.py $(DEMO_DIR)
 
-# Extra arguments for pytest: make test TESTS="tests/config -x"
+# Extra arguments for pytest: make test TESTS="tests/config -x" PARALLEL=
 test: $(STAMPS)/test upstream-source
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(REPORT)/vllm-0.32.0.xml $(TESTS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(PARALLEL) \
+		$(REPORT)/vllm-0.32.0.xml $(TESTS)
 
 # vLLM 0.33 has no CPU build: its Python code in front of the path, on the torch of .venv. Tests with
 # other models (tests/runner) need the kernels of a CPU build. Two files that start many engines stay
@@ -61,7 +64,7 @@ TESTS_033 := $(filter-out $(SLOW_033),$(wildcard tests/drafting/test_*.py)) \
 
 test-vllm033: $(STAMPS)/test upstream-source
 	PYTHONPATH=$(abspath $(UPSTREAM)) DEEPINFER_PLATFORM=cpu \
-		OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest \
+		OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(PARALLEL) \
 		$(REPORT)/vllm-0.33.0.xml $(TESTS_033)
 
 # From the results of the two above.

@@ -25,7 +25,6 @@ logger = get_logger(__name__)
 COMMUNICATOR_CLASS = "vllm_deepinfer.distributed.npu_communicator.DeepInferNpuCommunicator"
 WORKER_CLASS = "vllm_deepinfer.worker.ascend950.DeepInferAscend950Worker"
 CACHE_BACKEND_CLASS = "vllm_deepinfer.models.deepseek_v41.kv_cache.CacheBackend"
-DEFAULT_BLOCK_SIZE_TOKENS = 128
 _START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _TIMEOUT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 # HCCL gives up on a collective after 1836 s and says which rank is missing. An engine that gives up
@@ -102,11 +101,7 @@ class DeepInferAscend950Platform(Platform):
     def _choose_worker_and_blocks(cls, vllm_config: VllmConfig) -> None:
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = WORKER_CLASS
-        cache = vllm_config.cache_config
-        if not cache.user_specified_block_size:
-            cache.block_size = DEFAULT_BLOCK_SIZE_TOKENS
-        # Written for CUDA's kernels; what runs here has no code to generate.
-        vllm_config.kernel_config.enable_jit_warmup = False
+        our_model.choose_block_size(vllm_config)
 
     @classmethod
     def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:

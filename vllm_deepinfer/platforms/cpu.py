@@ -24,7 +24,6 @@ logger = get_logger(__name__)
 
 COMMUNICATOR_CLASS = "vllm_deepinfer.distributed.communicator.DeepInferCpuCommunicator"
 WORKER_CLASS = "vllm_deepinfer.worker.cpu.DeepInferCpuWorker"
-DEFAULT_BLOCK_SIZE_TOKENS = 128
 # Stock CPU takes nine tenths of the machine's memory for the cache and refuses to start if they are
 # not free. This model's compressed cache is small: 0.5 GiB holds 80,000 tokens of the tiny preset,
 # and all processes of a server then fit in 2 GiB (1.6 GiB measured, shared pages counted once).
@@ -53,7 +52,9 @@ class _UserSettings:
             enable_prefix_caching=cache.enable_prefix_caching,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             block_size_tokens=(
-                cache.block_size if cache.user_specified_block_size else DEFAULT_BLOCK_SIZE_TOKENS
+                cache.block_size
+                if cache.user_specified_block_size
+                else our_model.DEFAULT_BLOCK_SIZE_TOKENS
             ),
         )
 
@@ -100,7 +101,7 @@ class DeepInferCpuPlatform(CpuPlatform):
         super().check_and_update_config(vllm_config)
         settings.restore(vllm_config)
         v2_config.adopt(vllm_config)
-        _run_eagerly(vllm_config)
+        our_model.run_eagerly(vllm_config)
         widen_bad_word_tables()
         cls._serves_our_model = True
         our_model.choose_scheduler(vllm_config)
@@ -172,16 +173,6 @@ def _choose_start_method() -> None:
     os.environ[_START_METHOD] = method
     if method == "fork":
         fork_safety.install()
-
-
-def _run_eagerly(vllm_config: VllmConfig) -> None:
-    from vllm.config import CompilationMode, CUDAGraphMode
-
-    # The model's ops are opaque to inductor: compiling would cost a minute and gain nothing.
-    vllm_config.compilation_config.mode = CompilationMode.NONE
-    vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
-    # Its steps would compile the Triton kernels that the runner does without.
-    vllm_config.kernel_config.enable_jit_warmup = False
 
 
 def _announce(vllm_config: VllmConfig) -> None:

@@ -9,6 +9,8 @@ from vllm_deepinfer.registration import ARCHITECTURE
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+DEFAULT_BLOCK_SIZE_TOKENS = 128
+
 
 def is_our_model(vllm_config: VllmConfig) -> bool:
     """Whether the configuration is for the architecture this package serves."""
@@ -31,6 +33,22 @@ def choose_scheduler(vllm_config: VllmConfig) -> None:
     scheduler = vllm_config.scheduler_config
     if scheduler.scheduler_cls is None:
         scheduler.scheduler_cls = scheduler_class(bool(scheduler.async_scheduling))
+
+
+def choose_block_size(vllm_config: VllmConfig) -> None:
+    """The size that the class's cache groups are declared for, unless the user named one."""
+    cache = vllm_config.cache_config
+    if not cache.user_specified_block_size:
+        cache.block_size = DEFAULT_BLOCK_SIZE_TOKENS
+
+
+def run_eagerly(vllm_config: VllmConfig) -> None:
+    """Neither compiled nor captured."""
+    from vllm.config import CompilationMode, CUDAGraphMode
+
+    # The model's ops are opaque to inductor: compiling would cost a minute and gain nothing.
+    vllm_config.compilation_config.mode = CompilationMode.NONE
+    vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
 
 
 def choose_grammar_backend(vllm_config: VllmConfig) -> None:

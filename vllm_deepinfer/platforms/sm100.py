@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-DEFAULT_BLOCK_SIZE_TOKENS = 128
-
 
 class DeepInferSm100Platform(CudaPlatform):
     """vLLM on SM100 with this package's scheduling, and with its model class where asked."""
@@ -65,8 +63,9 @@ class DeepInferSm100Platform(CudaPlatform):
         our_model.choose_grammar_backend(vllm_config)
         if model == "deepinfer":
             use_our_class(vllm_config)
-            _run_eagerly(vllm_config)
-            _choose_block_size(vllm_config)
+            # Its steps look at their own sizes on the host, which a graph cannot hold.
+            our_model.run_eagerly(vllm_config)
+            our_model.choose_block_size(vllm_config)
         our_model.keep_matched_blocks(vllm_config)
         planner = sm100_planner.plan_in_worker(vllm_config, options, model)
         widen_bad_word_tables()
@@ -116,20 +115,6 @@ def check_hardware(capability: tuple[int, int] | None, override: str | None) -> 
         f"DeepSeek-V4.1 on the SM100 platform: the GPU has {found} (allowed: 10.x; 9.x for testing "
         "with DEEPINFER_PLATFORM=sm100). Set DEEPINFER_PLATFORM=off to have vLLM's own platform."
     )
-
-
-def _run_eagerly(vllm_config: VllmConfig) -> None:
-    from vllm.config import CompilationMode, CUDAGraphMode
-
-    # Steps of this package's class look at their own sizes on the host, which a graph cannot hold.
-    vllm_config.compilation_config.mode = CompilationMode.NONE
-    vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
-
-
-def _choose_block_size(vllm_config: VllmConfig) -> None:
-    cache = vllm_config.cache_config
-    if not cache.user_specified_block_size:
-        cache.block_size = DEFAULT_BLOCK_SIZE_TOKENS
 
 
 def _announce(vllm_config: VllmConfig, hardware: str, model: str, planner: str) -> None:

@@ -29,7 +29,7 @@ class TritonFreeVllmConfig(VllmConfig):
 
 
 def adopt(vllm_config: VllmConfig) -> None:
-    """Makes `vllm_config` choose the V2 runner; does nothing the second time.
+    """Makes `vllm_config` choose the V2 runner and warm up no Triton kernel. Idempotent.
 
     Raises:
         ValueError: the user asks for the V1 runner.
@@ -41,3 +41,5 @@ def adopt(vllm_config: VllmConfig) -> None:
         )
     if not isinstance(vllm_config, TritonFreeVllmConfig):
         vllm_config.__class__ = TritonFreeVllmConfig
+    # Its steps would compile the Triton kernels that the runner does without.
+    vllm_config.kernel_config.enable_jit_warmup = False

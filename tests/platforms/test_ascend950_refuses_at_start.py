@@ -11,6 +11,7 @@ import importlib.metadata
 from types import SimpleNamespace
 
 import pytest
+from platforms.configurations import allowed, with_value
 
 from vllm_deepinfer.config import DeepInferConfig
 from vllm_deepinfer.platforms import ascend950_checks as checks
@@ -23,62 +24,21 @@ VERSIONS = {"torch": "2.13.0+cpu", "torch-npu": "2.13.0rc1"}
 
 def good():
     """The parts of a VllmConfig that the checks read, with allowed values."""
-    mode = SimpleNamespace
-    return SimpleNamespace(
-        parallel_config=SimpleNamespace(
-            tensor_parallel_size=1,
-            pipeline_parallel_size=1,
-            data_parallel_size=4,
-            data_parallel_size_local=4,
-            data_parallel_backend="mp",
-            data_parallel_external_lb=False,
-            data_parallel_hybrid_lb=False,
-            distributed_executor_backend="mp",
-            nnodes=1,
-            enable_elastic_ep=False,
-            enable_fault_tolerance=False,
-            enable_ep_weight_filter=False,
-            enable_expert_parallel=True,
-            enable_dbo=False,
-            ubatch_size=0,
-            all2all_backend="allgather_reducescatter",
-            expert_placement_strategy="linear",
-            prefill_context_parallel_size=1,
-            decode_context_parallel_size=1,
-            enable_eplb=False,
-        ),
-        cache_config=SimpleNamespace(
-            cache_dtype="auto", block_size=16, user_specified_block_size=False
-        ),
-        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=None),
-        model_config=SimpleNamespace(
-            architectures=[ARCHITECTURE],
-            dtype="torch.bfloat16",
-            runner_type="generate",
-            enable_prompt_embeds=False,
-            enable_sleep_mode=False,
-            enable_cumem_allocator=False,
-            hf_text_config=SimpleNamespace(n_routed_experts=256, dspark_n_routed_experts=64),
-        ),
-        compilation_config=SimpleNamespace(
-            cudagraph_mode=mode(name="FULL_DECODE_ONLY"), mode=mode(name="NONE")
-        ),
-        lora_config=None,
-        speculative_config=None,
-        kv_transfer_config=None,
-        watermark_config=None,
+    config = allowed()
+    parallel, model = config.parallel_config, config.model_config
+    parallel.data_parallel_size = parallel.data_parallel_size_local = 4
+    parallel.enable_expert_parallel = True
+    model.architectures = [ARCHITECTURE]
+    model.enable_sleep_mode = model.enable_cumem_allocator = False
+    model.hf_text_config = SimpleNamespace(n_routed_experts=256, dspark_n_routed_experts=64)
+    config.compilation_config = SimpleNamespace(
+        cudagraph_mode=SimpleNamespace(name="FULL_DECODE_ONLY"), mode=SimpleNamespace(name="NONE")
     )
+    return config
 
 
 def changed(path, value):
-    config = good()
-    *parents, name = path.split(".")
-    owner = config
-    for parent in parents:
-        owner = getattr(owner, parent)
-    assert hasattr(owner, name)
-    setattr(owner, name, value)
-    return config
+    return with_value(good(), path, value)
 
 
 def ranks_of(number):

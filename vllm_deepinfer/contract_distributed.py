@@ -7,6 +7,7 @@ from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
 _COMMUNICATORS = "vllm.distributed.device_communicators"
 _GROUPS = "vllm.distributed.parallel_state"
 _CPUS = "vllm.utils.cpu_resource_utils"
+_EXECUTOR = "vllm.v1.executor.multiproc_executor"
 
 DISTRIBUTED: tuple[Symbol, ...] = (
     overrides("vllm.platforms.cpu", "CpuPlatform.get_device_communicator_cls", "cls"),
@@ -57,6 +58,17 @@ DISTRIBUTED: tuple[Symbol, ...] = (
     calls(_CPUS, "get_visible_memory_node"),
     has_fields(_CPUS, "LogicalCPUInfo", "id", "physical_core", "numa_node"),
     uses("vllm.envs", "VLLM_CPU_OMP_THREADS_BIND"),
+    uses("vllm.envs", "VLLM_MQ_MAX_CHUNK_BYTES_MB"),
+    calls(
+        f"{_COMMUNICATORS}.shm_broadcast",
+        "MessageQueue.__init__",
+        "self",
+        "n_reader",
+        "n_local_reader",
+        "max_chunk_bytes",
+    ),
+    # Makes the queue of results by the class's name in this module, which a worker replaces.
+    calls(_EXECUTOR, "WorkerProc._init_message_queues", "self", "input_shm_handle", "vllm_config"),
     has_fields(
         "vllm.config.parallel",
         "ParallelConfig",

@@ -14,7 +14,13 @@ from vllm.platforms.cpu import CpuPlatform
 
 from vllm_deepinfer.config import DeepInferConfig
 from vllm_deepinfer.log import get_logger, info_once
-from vllm_deepinfer.platforms import cpu_operations, fork_safety, our_model, rank_cores
+from vllm_deepinfer.platforms import (
+    cpu_operations,
+    fork_safety,
+    message_rings,
+    our_model,
+    rank_cores,
+)
 from vllm_deepinfer.platforms.vllm_build import is_cpu_build
 
 if TYPE_CHECKING:
@@ -81,6 +87,7 @@ class DeepInferCpuPlatform(CpuPlatform):
             vllm_deepinfer.config.OptionError: an option of this package is not allowed.
             vllm_deepinfer.platforms.refusals.UnsupportedOptionError: an option of vLLM cannot be
                 honoured.
+            vllm_deepinfer.platforms.message_rings.SharedMemoryError: /dev/shm is too small.
         """
         if not our_model.is_our_model(vllm_config):
             cpu_operations.refuse_other_models(vllm_config)
@@ -108,6 +115,7 @@ class DeepInferCpuPlatform(CpuPlatform):
         _choose_start_method()
         rank_cores.bind_ranks(vllm_config)
         rank_cores.share_memory_nodes(vllm_config)
+        message_rings.fit(vllm_config)
         _announce(vllm_config)
 
     @classmethod

@@ -12,6 +12,7 @@ from vllm_deepinfer.config import DeepInferConfig
 from vllm_deepinfer.distributed.agreement import any_rank
 from vllm_deepinfer.distributed.joining import joining
 from vllm_deepinfer.ops import runner
+from vllm_deepinfer.platforms import message_rings
 from vllm_deepinfer.worker import reports, threads
 from vllm_deepinfer.worker.step_profile import (
     PROFILE_BUDGET_S,
@@ -30,6 +31,7 @@ class DeepInferCpuWorker(CPUWorker):
         runner.register()
         # Before init_device, which forbids torch.set_num_threads.
         threads.apply_binding(threads.read_binding(os.environ))
+        message_rings.shrink_results(os.environ)
         super().__init__(*args, **kwargs)
         self._execute_s = 0.0
         self._profile: tuple[tuple[int, float], ...] = ()

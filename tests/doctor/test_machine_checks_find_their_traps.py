@@ -102,6 +102,30 @@ TRAPS = [
         healthy(missing_libraries={"libnuma.so.1": "libnuma.so.1: no such"}),
     ),
     (
+        "shared_memory",
+        "error",
+        ["5242880", "--shm-size=256m", "--ipc=host"],
+        healthy(shm_free_bytes=5 << 20),
+    ),
+    (
+        "shared_memory",
+        "error",
+        ["167772180", "VLLM_MQ_MAX_CHUNK_BYTES_MB=16; unset it"],
+        healthy(shm_free_bytes=64 << 20, environ={"VLLM_MQ_MAX_CHUNK_BYTES_MB": "16"}),
+    ),
+    (
+        "shared_memory",
+        "error",
+        ["VLLM_MQ_MAX_CHUNK_BYTES_MB='2M'"],
+        healthy(shm_free_bytes=1 << 30, environ={"VLLM_MQ_MAX_CHUNK_BYTES_MB": "2M"}),
+    ),
+    (
+        "shared_memory",
+        "note",
+        ["64 MiB free", "chunks of 3 MiB instead of 16", "at most 3 data-parallel"],
+        healthy(shm_free_bytes=64 << 20),
+    ),
+    (
         "npu_autoload",
         "error",
         ["TORCH_DEVICE_BACKEND_AUTOLOAD=0"],
@@ -198,6 +222,13 @@ def test_every_check_has_a_trap():
         # With another platform plugin left out by name, there is no rival.
         healthy(plugins=("deepinfer",), environ={"VLLM_PLUGINS": "deepinfer"}),
         healthy(environ={"TRITON_INTERPRET": "0", "DEEPINFER_REFERENCE_OPS": "0"}),
+        # Room for vLLM's rings, a user's own that fit, and a platform whose rings are vLLM's.
+        healthy(shm_free_bytes=1 << 30),
+        healthy(shm_free_bytes=64 << 20, environ={"VLLM_MQ_MAX_CHUNK_BYTES_MB": "2"}),
+        healthy(
+            shm_free_bytes=1 << 20,
+            detection=Detection("sm100", PLATFORM_CLASSES["sm100"], "GPUs of 10.0"),
+        ),
     ],
 )
 def test_sound_variants_are_left_alone(state):

@@ -1,18 +1,22 @@
 """What doctor sees is what is there: memory, variables, plugins, libraries, extensions.
 
-Claim: the state of this machine names its parts; a container's limit counts as its memory; what
-the detector refuses is kept as its words. If this breaks, checks judge another machine.
+Claim: the state of this machine names its parts; a container's limit counts as its memory; the
+shared memory is that of the file system looked at; what the detector refuses is kept as its words.
+If this breaks, checks judge another machine.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import shutil
+from dataclasses import replace
 
 import pytest
 
 from vllm_deepinfer.doctor import state as module
 from vllm_deepinfer.doctor.state import BUILT, EXTENSIONS, NOT_BUILT, PLUGIN_GROUPS, look
+from vllm_deepinfer.platforms.probes import REAL_PROBES
 
 
 def test_this_machine():
@@ -53,6 +57,17 @@ def test_memory_is_the_least_limit(tmp_path, total_kib, limit, expected):
     if limit is not None:
         (tmp_path / "sys/fs/cgroup/memory.max").write_text(f"{limit}\n")
     assert module.memory_bytes(tmp_path) == expected
+
+
+def test_shared_memory_is_that_of_the_file_system(tmp_path, monkeypatch):
+    sizes = {tmp_path / "dev/shm": 7}
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 2, sizes[path])
+    )
+    seen = replace(REAL_PROBES, root=tmp_path)
+    assert look({}, seen).shm_free_bytes is None
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    assert look({}, seen).shm_free_bytes == 7
 
 
 def test_a_missing_library_is_named(monkeypatch):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from vllm_deepinfer import compat, envs
 from vllm_deepinfer.doctor.findings import Finding, error, not_checked, note, warning
 from vllm_deepinfer.doctor.state import BUILT, NOT_BUILT, PLUGIN_GROUPS, State
+from vllm_deepinfer.platforms import message_rings
 from vllm_deepinfer.platforms.detect import CLAIMING_PLUGINS, plugin_conflict
 from vllm_deepinfer.platforms.probes import ENTRY_POINT, VllmBuild
 
@@ -110,6 +111,29 @@ def libraries(state: State) -> Finding | None:
         "libraries",
         f"vLLM's CPU kernels cannot be loaded: {'; '.join(state.missing_libraries.values())}.",
         "Install libnuma (package libnuma1 on Debian and Ubuntu, numactl-libs on Fedora).",
+    )
+
+
+def shared_memory(state: State) -> Finding | None:
+    """Of one rank; the platform refuses a configuration with more than there is room for."""
+    free_bytes = state.shm_free_bytes
+    if state.platform != "cpu" or free_bytes is None:
+        return None
+    try:
+        users_mib = message_rings.users_chunk_mib(state.environ)
+        chunk_mib = message_rings.choose_chunk_mib(free_bytes, 1, users_mib)
+    except message_rings.SharedMemoryError:
+        message = message_rings.shortage(free_bytes, 1, users_mib)
+        return error("shared_memory", message, message_rings.remedy(1))
+    except ValueError as problem:
+        return error("shared_memory", str(problem))
+    if chunk_mib == users_mib:
+        return None
+    return note(
+        "shared_memory",
+        f"/dev/shm has {free_bytes >> 20} MiB free: message rings get chunks of {chunk_mib} MiB "
+        f"instead of {message_rings.DEFAULT_CHUNK_MIB}, which costs no speed; at most "
+        f"{message_rings.max_ranks(free_bytes)} data-parallel rank(s) have room.",
     )
 
 
@@ -234,6 +258,7 @@ CHECKS: tuple[Callable[[State], Finding | None], ...] = (
     vllm_command,
     media_packages,
     libraries,
+    shared_memory,
     npu_autoload,
     two_tritons,
     pins,

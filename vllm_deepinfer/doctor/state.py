@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vllm_deepinfer.platforms import probes
+from vllm_deepinfer.platforms import message_rings, probes
 from vllm_deepinfer.platforms.detect import Detection, PlatformUnavailableError, detect
 from vllm_deepinfer.platforms.probes import Machine, Probes, VllmBuild
 
@@ -58,6 +58,7 @@ class State:
     extensions: C++ extension -> "built", "not built" or why it cannot be loaded.
     isa: instruction set that the C++ kernels use, such as "avx2"; None without them.
     memory_bytes: memory of this machine or container; None if the file system does not tell.
+    shm_free_bytes: bytes free in /dev/shm; None where there is none.
     """
 
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -74,6 +75,7 @@ class State:
     extensions: Mapping[str, str] = field(default_factory=dict)
     isa: str | None = None
     memory_bytes: int | None = None
+    shm_free_bytes: int | None = None
     python: str = platform.python_version()
 
     @property
@@ -113,6 +115,7 @@ def look(environ: Mapping[str, str] | None = None, seen: Probes | None = None) -
         extensions=extensions,
         isa=_isa() if extensions["_kernels"] == BUILT else None,
         memory_bytes=memory_bytes(seen.root),
+        shm_free_bytes=message_rings.free_bytes(seen.root),
     )
 
 

@@ -11,11 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-import openai
-from server import Server, command
+from diagnosis import explain
+from server import Server, StartError, command
 
 QUESTION = "What is the capital of France?"
 MODEL_NAME = "deepseek-v4.1-flash-tiny"
+ARGUMENTS = ["--served-model-name", MODEL_NAME]
 MAX_TOKENS = 64
 START_TIMEOUT_S = 600.0
 # The platform logs its settings in one line that starts with these words.
@@ -23,15 +24,41 @@ PLATFORM_WORDS = "vllm-deepinfer "
 
 
 def main(directory: Path) -> None:
-    """Runs the demo on the checkpoint in `directory`, which is made if absent."""
-    if not (directory / "config.json").is_file():
-        print(f"Making a tiny checkpoint in {directory}", flush=True)
-        subprocess.run(
-            [command("vllm-deepinfer"), "make-checkpoint", str(directory), "--preset", "tiny"],
-            check=True,
-        )
+    """Runs the demo on the checkpoint in `directory`, which is made if absent.
+
+    Raises:
+        SystemExit: with a sentence, if a step fails.
+    """
+    make_checkpoint(directory)
     log = directory.with_name(directory.name + "-server.log")
-    server = Server(directory, ["--served-model-name", MODEL_NAME], log)
+    try:
+        serve(directory, log)
+    except StartError as problem:
+        sys.exit(explain(directory, ARGUMENTS, log, problem.reason))
+    print("Server stopped; no process left")
+
+
+def make_checkpoint(directory: Path) -> None:
+    """Makes the tiny checkpoint unless it is there."""
+    if (directory / "config.json").is_file():
+        return
+    print(f"Making a tiny checkpoint in {directory}", flush=True)
+    argv = [command("vllm-deepinfer"), "make-checkpoint", str(directory), "--preset", "tiny"]
+    try:
+        code = subprocess.run(argv).returncode
+    except FileNotFoundError:
+        sys.exit(f"{argv[0]} is missing: install vllm-deepinfer for {sys.executable}.")
+    if code != 0:
+        sys.exit(f"No checkpoint was made in {directory}, for the reason above.")
+
+
+def serve(directory: Path, log: Path) -> None:
+    """Starts the server, asks it, and stops it.
+
+    Raises:
+        server.StartError: it did not start.
+    """
+    server = Server(directory, ARGUMENTS, log)
     print(f"vllm serve {directory} on {server.url}, log in {log}", flush=True)
     try:
         print(f"Ready after {server.wait_until_ready(START_TIMEOUT_S):.1f} s", flush=True)
@@ -39,7 +66,6 @@ def main(directory: Path) -> None:
         ask(server)
     finally:
         server.stop()
-    print("Server stopped; no process left")
 
 
 def platform_line(server: Server) -> str:
@@ -56,6 +82,9 @@ def platform_line(server: Server) -> str:
 
 def ask(server: Server) -> None:
     """Streams one chat and prints the answer and its speed."""
+    # Here, since it comes with vLLM: without that, the demo says so.
+    import openai
+
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     print(f"\nuser: {QUESTION}\nassistant: ", end="", flush=True)
     arrivals_s = []

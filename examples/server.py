@@ -22,10 +22,19 @@ _REPORT_EVERY_S = 5.0
 _STOP_TIMEOUT_S = 60.0
 # vLLM 0.32 loses a SIGTERM that arrives while its engine starts, and finishes the start.
 _STOP_AGAIN_S = 10.0
+_TAIL_LINES = 25
 
 
 class ServerError(RuntimeError):
     """The server did not start, or a process of it was left behind."""
+
+
+class StartError(ServerError):
+    """The server did not start; `reason` is the sentence without the end of the log."""
+
+    def __init__(self, reason: str, ending: str = "") -> None:
+        super().__init__(f"{reason} {ending}".strip())
+        self.reason = reason
 
 
 def free_port() -> int:
@@ -40,20 +49,39 @@ def command(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-class Server:
-    """A `vllm serve` process in a session of its own, so that all of its workers can be found."""
+def tail(log: Path) -> str:
+    """The end of a server's log, for error messages."""
+    if not log.is_file():
+        return f"There is no log {log}."
+    lines = log.read_text(errors="replace").splitlines()
+    return f"Last lines of {log}:\n" + "\n".join(lines[-_TAIL_LINES:])
 
-    def __init__(self, model: Path, arguments: Sequence[str], log: Path) -> None:
+
+class Server:
+    """A `vllm serve` process in a session of its own, so that all of its workers can be found.
+
+    wrapper: a command that becomes the one after it, such as `nice -n 5`.
+
+    Raises:
+        StartError: there is no such command, or the log cannot be written.
+    """
+
+    def __init__(
+        self, model: Path, arguments: Sequence[str], log: Path, wrapper: Sequence[str] = ()
+    ) -> None:
         self.port = free_port()
         self.log = log
         argv = [command("vllm"), "serve", str(model), "--host", HOST, "--port", str(self.port)]
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [*argv, *arguments],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        try:
+            with log.open("wb") as output:
+                self.process = subprocess.Popen(
+                    [*wrapper, *argv, *arguments],
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as problem:
+            raise StartError(f"{problem}.") from problem
 
     @property
     def url(self) -> str:
@@ -64,15 +92,15 @@ class Server:
         """Waits for the health check, reporting progress; gives the seconds it took.
 
         Raises:
-            ServerError: the process ended or the time is up; quotes the end of its log.
+            StartError: the process ended or the time is up; quotes the end of its log.
         """
         start = reported = time.monotonic()
         while not self._is_healthy():
             now = time.monotonic()
             if self.process.poll() is not None:
-                raise ServerError(f"vllm serve ended with {self.process.returncode}. {self.tail()}")
+                raise StartError(f"vllm serve ended with {self.process.returncode}.", self.tail())
             if now - start > timeout_s:
-                raise ServerError(f"vllm serve was not ready in {timeout_s:.0f} s. {self.tail()}")
+                raise StartError(f"vllm serve was not ready in {timeout_s:.0f} s.", self.tail())
             if now - reported >= _REPORT_EVERY_S:
                 reported = now
                 print(f"  starting, {now - start:.0f} s: {self._last_line()}", flush=True)
@@ -96,7 +124,7 @@ class Server:
 
     def tail(self) -> str:
         """The end of the log, for error messages."""
-        return f"Last lines of {self.log}:\n" + "\n".join(self.lines()[-25:])
+        return tail(self.log)
 
     def processes(self) -> list[int]:
         """Ids of the processes of the server's session that are alive."""

@@ -23,7 +23,7 @@ NO_THINKING = {"chat_template_kwargs": {"thinking": False}}
 HELLO = [{"role": "user", "content": "Hello, who are you?"}]
 
 
-def launch(folder: Path, arguments: Sequence[str], log: Path):
+def launch(folder: Path, arguments: Sequence[str], log: Path, wrapper: Sequence[str] = ()):
     """Starts `vllm serve` as a user does and returns without waiting for it."""
     spec = importlib.util.spec_from_file_location("deepinfer_example_server", _SERVER_FILE)
     module = importlib.util.module_from_spec(spec)
@@ -32,7 +32,7 @@ def launch(folder: Path, arguments: Sequence[str], log: Path):
         # Its engine in processes of its own.
         environment.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
         environment.setenv("VLLM_NO_USAGE_STATS", "1")
-        return module.Server(folder, arguments, log)
+        return module.Server(folder, arguments, log, wrapper)
 
 
 class Metrics:

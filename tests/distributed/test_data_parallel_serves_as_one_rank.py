@@ -4,6 +4,8 @@ Claim: one `vllm serve --data-parallel-size 2 --enable-expert-parallel` with dra
 batch-invariant mode, gives the tokens of an engine without any of it: for requests alone while the
 other rank idles, for a mixed load on both, and for those that others leave midway. So does one
 whose ranks vote on prefill or decode and verify as many drafts as pay. Both ranks serve and count.
+The first server has a container's /dev/shm, and results that are larger than a chunk of its rings
+arrive whole.
 When a rank's worker is killed, clients get errors and the server ends. If this breaks, a rank takes
 part in too few or too many collectives, tokens reach the wrong expert, or ranks run steps of unlike
 kinds.
@@ -21,17 +23,19 @@ from pathlib import Path
 
 import openai
 import pytest
+from container_support import as_in_a_container, assert_in_a_container
 from in_process import engine
 from serving_support import (
     MODEL,
     REQUEST_TIMEOUT_S,
     START_TIMEOUT_S,
+    VOCAB_SIZE,
     Metrics,
     launch,
 )
 
 NUM_DRAFTS = 5
-LIMITS = ["--max-model-len", "1024", "--max-num-seqs", "16"]
+LIMITS = ["--max-model-len", "1024", "--max-num-seqs", "16", "--max-logprobs", "-1"]
 RANKS = ["--data-parallel-size", "2"]
 END_TIMEOUT_S = 120.0
 
@@ -52,10 +56,12 @@ def random_requests():
 
 
 REQUESTS = random_requests()
+LONG_PROMPT = [3 + 7 * n % 500 for n in range(400)]
 
 
-def start(folder, log, *arguments):
-    running = launch(folder, ["--served-model-name", MODEL, *LIMITS, *RANKS, *arguments], log)
+def start(folder, log, wrapper, *arguments):
+    arguments = ["--served-model-name", MODEL, *LIMITS, *RANKS, *arguments]
+    running = launch(folder, arguments, log, wrapper)
     try:
         running.wait_until_ready(START_TIMEOUT_S)
     except BaseException:
@@ -64,12 +70,13 @@ def start(folder, log, *arguments):
     return running
 
 
-def start_with(folder, log, **options):
+def start_with(folder, log, wrapper=(), **options):
     drafting = f'{{"method":"dspark","num_speculative_tokens":{NUM_DRAFTS}}}'
     deepinfer = json.dumps({"deepinfer": {"batch_invariant": True, **options}})
     return start(
         folder,
         log,
+        wrapper,
         "--enable-expert-parallel",
         *("--speculative-config", drafting, "--additional-config", deepinfer),
     )
@@ -77,7 +84,8 @@ def start_with(folder, log, **options):
 
 @pytest.fixture(scope="module")
 def server(tiny_folder, tmp_path_factory):
-    running = start_with(tiny_folder, tmp_path_factory.mktemp("ranks") / "server.log")
+    log = tmp_path_factory.mktemp("ranks") / "server.log"
+    running = start_with(tiny_folder, log, as_in_a_container())
     yield running
     running.stop()
     assert running.processes() == []
@@ -101,11 +109,11 @@ def voting_server(tiny_folder, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_folder):
-    """The tokens of every request on one rank, without drafting."""
+def one_rank(tiny_folder):
+    """What one rank answers without drafting: tokens of all requests, and a long prompt's rows."""
     from vllm import SamplingParams, TokensPrompt
 
-    options = {"additional_config": {"deepinfer": {"batch_invariant": True}}}
+    options = {"additional_config": {"deepinfer": {"batch_invariant": True}}, "max_logprobs": -1}
     with engine(tiny_folder, **options) as llm:
         prompts = [TokensPrompt(prompt_token_ids=r["prompt"]) for r in REQUESTS]
         params = [
@@ -113,7 +121,17 @@ def expected(tiny_folder):
             for r in REQUESTS
         ]
         outputs = llm.generate(prompts, params, use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+        params = SamplingParams(max_tokens=1, prompt_logprobs=-1)
+        [long] = llm.generate(TokensPrompt(prompt_token_ids=LONG_PROMPT), params, use_tqdm=False)
+    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    rows = [{t: row[t].logprob for t in sorted(row)} for row in long.prompt_logprobs[1:]]
+    return tokens, rows
+
+
+@pytest.fixture(scope="module")
+def expected(one_rank):
+    """The tokens of every request on one rank, without drafting."""
+    return one_rank[0]
 
 
 def client_of(server):
@@ -160,6 +178,25 @@ async def answers_to_a_mixed_load(server):
     coming = [at(0.1 * n, request) for n, request in enumerate(REQUESTS)]
     found, _ = await asyncio.gather(asyncio.gather(*coming), asyncio.gather(*leaving))
     return found
+
+
+def test_results_larger_than_a_chunk_arrive_whole(server, one_rank):
+    """Log-probabilities of all tokens at 400 positions: 2.4 MiB through chunks of 1."""
+    assert_in_a_container(server)
+
+    async def run():
+        options = {"prompt_logprobs": -1}
+        request = {"prompt": LONG_PROMPT, "max_tokens": 1, "temperature": 0}
+        answer = await client_of(server).completions.create(
+            model=MODEL, extra_body=options, **request
+        )
+        return answer.choices[0].prompt_logprobs
+
+    found = asyncio.run(run())
+    assert found[0] is None
+    rows = [{int(t): entry["logprob"] for t, entry in row.items()} for row in found[1:]]
+    assert all(len(row) == VOCAB_SIZE for row in rows)
+    assert rows == one_rank[1]
 
 
 def test_a_mixed_load(server, expected):

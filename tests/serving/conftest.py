@@ -5,6 +5,7 @@ from __future__ import annotations
 import anthropic
 import openai
 import pytest
+from container_support import as_in_a_container
 from serving_support import (
     MAX_MODEL_LEN_TOKENS,
     MODEL,
@@ -28,7 +29,8 @@ def start_server(tiny_folder, tmp_path_factory):
     """Starts a server and returns without waiting for it."""
 
     def start():
-        return launch(tiny_folder, ARGUMENTS, tmp_path_factory.mktemp("serving") / "server.log")
+        log = tmp_path_factory.mktemp("serving") / "server.log"
+        return launch(tiny_folder, ARGUMENTS, log, as_in_a_container())
 
     return start
 

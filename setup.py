@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
 # No fused multiply-add: the extensions compute to the bit what their Python references do. Nothing
@@ -39,4 +42,19 @@ def headers(folder: Path) -> list[Path]:
     return [*folder.glob("*.h*"), *(ROOT / "csrc" / "python").glob("*.h*")]
 
 
-setup(ext_modules=extensions())
+class BuildInParallel(build_ext):
+    """Compiles the sources of an extension beside each other, one to a core."""
+
+    def build_extensions(self) -> None:
+        compile_these = self.compiler.compile
+
+        def compile_beside(sources, **options):
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                objects = pool.map(lambda source: compile_these([source], **options), sources)
+                return [name for names in objects for name in names]
+
+        self.compiler.compile = compile_beside
+        super().build_extensions()
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildInParallel})

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
     """Make both models, measure three engines and return the result."""
-    began = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    began = datetime.now(UTC).isoformat(timespec="seconds")
     with tempfile.TemporaryDirectory(prefix="vllm-deepinfer-benchmark-") as name:
         folder = Path(name)
         stand_in, tiny = make_models(folder)

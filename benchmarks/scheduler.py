@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
     """Run every measure and return the result."""
-    began = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    began = datetime.now(UTC).isoformat(timespec="seconds")
     load_before = load_average()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from planner_probe import MEANING, measure_planner

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def measures(args: argparse.Namespace) -> dict[str, tuple[str, dict[str, int]]]:
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
     """Make both models, measure both engines and return the result (``--json`` prints it)."""
-    began = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    began = datetime.now(UTC).isoformat(timespec="seconds")
     with tempfile.TemporaryDirectory(prefix="vllm-deepinfer-benchmark-") as name:
         folder = Path(name)
         engines = make_engines(folder)

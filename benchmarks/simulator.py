@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
     """Run every kind of verification once and return the times."""
-    began = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    began = datetime.now(UTC).isoformat(timespec="seconds")
     return {
         "benchmark": "simulator",
         "format": FORMAT_VERSION,

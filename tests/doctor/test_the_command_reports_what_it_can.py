@@ -146,7 +146,7 @@ def state():
 def test_without_vllm_the_checkpoint_is_still_described(state):
     document = diagnose(("tiny", *LENGTH), state=replace(state, build=VllmBuild.ABSENT))
     found = {finding["check"]: finding for finding in document["findings"]}
-    assert not document["ok"] and "vllm-deepinfer[cpu]" in found["import_vllm"]["fix"]
+    assert not document["ok"] and "install-vllm" in found["import_vllm"]["fix"]
     assert document["model"]["checkpoint"]["total_bytes"] == 20469336
     assert "checkpoint of tiny" in text(document)
 
@@ -154,13 +154,13 @@ def test_without_vllm_the_checkpoint_is_still_described(state):
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        ("operator torchvision::nms does not exist", "packaging/cpu"),
-        ("Could not load this library: libtorchcodec_image.so torchcodec", "packaging/cpu"),
-        ("No package metadata was found for vllm", "packaging/cpu/vllm"),
+        ("operator torchvision::nms does not exist", "install-vllm"),
+        ("Could not load this library: libtorchcodec_image.so torchcodec", "install-vllm"),
+        ("No package metadata was found for vllm", "install-vllm"),
         ("Only one platform plugin can be activated", "VLLM_PLUGINS=deepinfer"),
         ("libhccl.so: cannot open shared object file", "set_env.sh"),
         ("No module named 'orjson'", "pip check"),
-        ("No module named 'vllm'", "vllm-deepinfer[cpu]"),
+        ("No module named 'vllm'", "install-vllm"),
     ],
 )
 def test_known_failures_of_the_import_have_their_fix(state, monkeypatch, words, fix):

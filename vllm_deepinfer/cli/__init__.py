@@ -16,7 +16,15 @@ from importlib import import_module
 from vllm_deepinfer import __version__
 from vllm_deepinfer.cli.errors import CommandError
 
-COMMANDS = ("calibrate", "doctor", "make_checkpoint", "schema", "selfcheck", "simulate")
+COMMANDS = (
+    "calibrate",
+    "doctor",
+    "install_vllm",
+    "make_checkpoint",
+    "schema",
+    "selfcheck",
+    "simulate",
+)
 
 USAGE_ERROR = 2  # argparse's own
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it

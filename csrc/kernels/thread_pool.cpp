@@ -13,7 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <vector>
+#include <utility>
 
 namespace deepinfer {
 namespace {
@@ -67,7 +67,6 @@ class Pool {
     std::lock_guard<std::mutex> one_job_at_a_time(callers_);
     while (num_workers_ < job.num_threads - 1) add_worker(job.num_threads);
     job_ = job;
-    failure_ = nullptr;
     pending_.store(num_workers_, std::memory_order_relaxed);
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -76,7 +75,8 @@ class Pool {
     if (num_sleeping_.load() > 0) wake_.notify_all();
     run_noting_failure(0);
     wait_until_done();
-    if (failure_) std::rethrow_exception(failure_);
+    // The caller's alone: kept here until the next job, another caller would free it.
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
  private:

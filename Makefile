@@ -11,9 +11,6 @@
 # make test-aarch64   the C++ core built for ARM64 and run under QEMU: the bits of x86, or it fails
 # make check-aarch64-wheels   what an installation on an ARM64 host would fetch; fetches nothing
 # make test-threads   the C++ kernels' threads under the thread sanitizer
-# make test-aarch64   the C++ core built for ARM64 and run under QEMU: the bits of x86, or it fails
-# make check-aarch64-wheels   what an installation on an ARM64 host would fetch; fetches nothing
-# make test-threads   the C++ kernels' threads under the thread sanitizer
 # make compile-kernels   the Triton kernels for GPUs that are not here; writes docs/kernels-compiled.md
 # make test-npu-schema   every call of torch_npu against its real schemas; writes docs/npu-conformance.md
 
@@ -104,33 +101,6 @@ fuzz: $(STAMPS)/test
 
 compile-kernels: $(STAMPS)/test
 	OMP_NUM_THREADS=1 $(BIN)/python docs/make_kernels_compiled.py
-
-# ARM64: see docs/aarch64.md. The first run fetches 12 MB of Debian's packages and numpy's wheel.
-AARCH64 := .cache/aarch64
-IN_TESTS := PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m
-
-.PHONY: test-aarch64 check-aarch64-wheels test-threads
-
-test-aarch64: $(STAMPS)/test
-	$(IN_TESTS) aarch64.sysroot $(AARCH64)
-	$(IN_TESTS) aarch64.cross_build $(AARCH64)
-	$(IN_TESTS) aarch64.record $(AARCH64)/cases
-	AARCH64_FOLDER=$(AARCH64) $(BIN)/python -m pytest $(REPORT)/aarch64.xml tests/aarch64
-
-check-aarch64-wheels: $(STAMPS)/test
-	$(IN_TESTS) aarch64.sysroot $(AARCH64)
-	$(IN_TESTS) aarch64.wheels $(AARCH64)
-
-# The calls recorded for ARM64, from several threads at once, besides the pool by itself.
-TSAN := build/tsan
-TSAN_FLAGS := -fsanitize=thread -g -w -Wno-psabi
-
-test-threads: $(STAMPS)/test
-	$(IN_TESTS) aarch64.record $(TSAN)/cases kernels
-	CFLAGS="$(TSAN_FLAGS)" CXXFLAGS="$(TSAN_FLAGS)" LDFLAGS="-fsanitize=thread" \
-		$(BIN)/python setup.py -q build_ext --build-lib $(TSAN) --build-temp $(TSAN)/objects
-	TSAN_EXTENSIONS=$(TSAN)/vllm_deepinfer TSAN_CASES=$(TSAN)/cases/kernels.pickle \
-		$(BIN)/python -m pytest tests/threads
 
 # ARM64: see docs/aarch64.md. The first run fetches 12 MB of Debian's packages and numpy's wheel.
 AARCH64 := .cache/aarch64

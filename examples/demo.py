@@ -49,7 +49,10 @@ def make_checkpoint(directory: Path) -> None:
     except FileNotFoundError:
         sys.exit(f"{argv[0]} is missing: install vllm-deepinfer for {sys.executable}.")
     if code != 0:
-        sys.exit(f"No checkpoint was made in {directory}, for the reason above.")
+        sys.exit(
+            f"No checkpoint was made in {directory}, for the reason above. Another folder: "
+            f"python {sys.argv[0]} DIR"
+        )
 
 
 def serve(directory: Path, log: Path) -> None:

@@ -3,6 +3,11 @@
 An engine and its worker talk through two rings of chunks: steps go out, results come back. vLLM's
 default is 160 and 240 MiB for each rank, and it does not start where /dev/shm has less. Smaller
 chunks serve as well: a message that does not fit in one goes over a socket instead.
+
+Chunks of 1 MiB cost no speed: 1.07 and 0.99 of the default's tokens per second with one and eight
+requests (medians of 16 turns in the same run; quarters at 1.00 to 1.21 and 0.90 to 1.14). The other
+way, a worker inside the engine's process, needs no rings and 200 MiB less, but gives 0.95 and 0.94,
+since nothing is then scheduled while a step computes.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ check-fresh:
 	python3 packaging/fresh/check.py $(PYTHONS:%=--python %) $(WHEELS:%=--wheels %) \
 		--table docs/install.md
 
-# From the results of the two above.
+# From the results of the two above and of test-aarch64.
 feature-matrix: $(STAMPS)/test
 	$(BIN)/python docs/make_feature_matrix.py $(RESULTS)
 
@@ -102,7 +102,7 @@ fuzz: $(STAMPS)/test
 compile-kernels: $(STAMPS)/test
 	OMP_NUM_THREADS=1 $(BIN)/python docs/make_kernels_compiled.py
 
-# ARM64: see docs/aarch64.md. The first run fetches 12 MB of Debian's packages and numpy's wheel.
+# ARM64: see docs/aarch64.md. The first run fetches 16 MB of Debian's packages, numpy and pip.
 AARCH64 := .cache/aarch64
 IN_TESTS := PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 EVIDENCE = {
     "runs": "the tests ran it on this very hardware",
+    "emulated": "the C++ core, built for ARM64, gave the bits of x86-64 in QEMU, which executes "
+    "another processor's instructions one by one; no ARM processor has run it",
     "fake device": "the engine ran it on a test device named `npu`, which computes on the host",
     "interpreter": "Triton's interpreter ran the kernels and compared them with the reference",
     "compiled": "compiled for the real target on a machine without it, and not run",
@@ -34,6 +36,7 @@ class Column:
 COLUMNS = {
     "cpu": Column("CPU, vLLM 0.32", "vllm-0.32.0"),
     "cpu_033": Column("CPU, vLLM 0.33", "vllm-0.33.0"),
+    "arm64": Column("CPU on ARM64, emulated", "aarch64"),
     "sm100": Column("NVIDIA SM100", "vllm-0.32.0"),
     "ascend950": Column("Ascend 950", "vllm-0.32.0"),
 }
@@ -65,8 +68,13 @@ def cell(evidence: str, *tests: str, note: str = "") -> Cell:
     return Cell(evidence, tests, note)
 
 
-def feature(name: str, cpu: Cell, cpu_033: Cell, sm100: Cell, ascend950: Cell) -> Feature:
-    return Feature(name, {"cpu": cpu, "cpu_033": cpu_033, "sm100": sm100, "ascend950": ascend950})
+def feature(
+    name: str, cpu: Cell, cpu_033: Cell, sm100: Cell, ascend950: Cell, arm64: Cell = NONE
+) -> Feature:
+    return Feature(
+        name,
+        {"cpu": cpu, "cpu_033": cpu_033, "arm64": arm64, "sm100": sm100, "ascend950": ascend950},
+    )
 
 
 DETECTION = "tests/platforms/test_detection_follows_one_decision_table.py"
@@ -203,12 +211,22 @@ FEATURES = (
             "tests/platforms/test_ascend950_configures_the_model.py",
             note="its scheduler is chosen",
         ),
+        cell(
+            "emulated",
+            "tests/aarch64/test_scheduling_decides_as_on_x86.py",
+            note="votes, draft table and loops over requests; no engine",
+        ),
     ),
     feature(
         "adaptive verification by measured costs",
         *2 * [cell("runs", "tests/scheduling/test_adaptive_verification_in_the_engine.py")],
         cell("host", "tests/worker/test_planner_costs_keep_ranks_in_step.py", SM100_CONFIGURES),
         cell("host", "tests/worker/test_accelerator_reports_what_the_cpu_does.py"),
+        cell(
+            "emulated",
+            "tests/aarch64/test_planner_gives_the_numbers_of_x86.py",
+            note="prices and plans; no engine",
+        ),
     ),
     feature(
         "data-parallel ranks, experts spread over them",
@@ -234,6 +252,12 @@ FEATURES = (
         NONE,
         cell("interpreter", "tests/triton_kernels", note="compiled for sm_90a and sm_100a"),
         cell("schema", "tests/npu_ops"),
+        cell(
+            "emulated",
+            "tests/aarch64/test_kernels_give_the_bits_of_x86.py",
+            "tests/aarch64/test_a_changed_rounding_is_found.py",
+            note="every C++ kernel",
+        ),
     ),
     feature(
         "counters in /metrics",

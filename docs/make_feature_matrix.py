@@ -2,8 +2,9 @@
 
     python docs/make_feature_matrix.py build/results          (make feature-matrix)
 
-The folder holds pytest's reports of whole runs, one a vLLM version. A cell whose tests did not
-pass, or did not run, fails the script: nothing is called supported because it was written.
+The folder holds pytest's reports of whole runs: one a vLLM version, and that of ARM64. A cell whose
+tests did not pass, or did not run, fails the script: nothing is called supported because it was
+written.
 """
 
 from __future__ import annotations
@@ -62,8 +63,13 @@ def read_report(path: Path) -> tuple[Counter[str], str]:
         if not outcome:
             passed[case.get("file")] += 1
     date = suite.get("timestamp", "")[:10]
-    run = f"vLLM {path.stem.removeprefix('vllm-')}, {sum(passed.values())} tests passed, {date}"
-    return passed, run
+    return passed, f"{run_name(path.stem)}, {sum(passed.values())} tests passed, {date}"
+
+
+def run_name(report: str) -> str:
+    """What ran, by the name of its report: "vllm-0.33.0" is a run on that vLLM."""
+    program, _, version = report.partition("-")
+    return f"vLLM {version}" if program == "vllm" else f"{report} (no vLLM)"
 
 
 def count(test: str, passed: Passed) -> int:
@@ -124,7 +130,7 @@ def main() -> None:
     try:
         text = page({name: read_report(folder / f"{name}.xml") for name in names})
     except (UnprovenError, FileNotFoundError) as error:
-        sys.exit(f"{error}. Run make test and make test-vllm033 as a whole first.")
+        sys.exit(f"{error}. Run make test, make test-vllm033 and make test-aarch64 first.")
     OUTPUT.write_text(text)
     print(f"Wrote {OUTPUT}")
 

@@ -3,13 +3,14 @@
     PYTHONPATH=tests python -m aarch64.sysroot .cache/aarch64
 
 Debian's own packages of this machine's release, unpacked: nothing is installed, and apt's lists of
-this machine stay as they are. Numpy is the wheel of the version that runs here.
+this machine stay as they are. Numpy is the wheel of the version that runs here; pip is the newest.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
-LIBRARIES = ("libc6", "libgcc-s1", "libstdc++6", "zlib1g", "libexpat1", "libffi8")
+OF_CPP = ("libgcc-s1", "libstdc++6")
 WHEELS = ("manylinux2014_aarch64", "manylinux_2_27_aarch64", "manylinux_2_28_aarch64")
 
 
@@ -27,12 +28,12 @@ class Sysroot:
 
     Attributes:
         root: the unpacked packages.
-        numpy: a folder for PYTHONPATH.
+        site: a folder for PYTHONPATH, with numpy and pip.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
-        self.root, self.numpy = self.folder / "root", self.folder / "numpy"
+        self.root, self.site = self.folder / "root", self.folder / "site"
         self.ready = self.folder / "ready"
 
     def version(self) -> str:
@@ -46,13 +47,13 @@ class Sysroot:
         name = f"python{self.version()}"
         return [headers / name, headers, headers / "aarch64-linux-gnu" / name]
 
-    def run(self, *arguments: str | Path) -> None:
+    def run(self, *arguments: str | Path, **environ: str) -> None:
         """Run its Python, emulated, with this repository's packages and tests.
 
         Raises:
             subprocess.CalledProcessError: it failed.
         """
-        path = os.pathsep.join(map(str, [REPOSITORY / "tests", REPOSITORY, self.numpy]))
+        path = os.pathsep.join(map(str, [REPOSITORY / "tests", REPOSITORY, self.site]))
         python = self.root / "usr/bin" / f"python{self.version()}"
         subprocess.run(
             [shutil.which(EMULATOR), "-L", self.root, python, *arguments],
@@ -60,6 +61,7 @@ class Sysroot:
                 "PYTHONPATH": path,
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "OPENBLAS_NUM_THREADS": "1",
+                **environ,
             },
             check=True,
         )
@@ -92,59 +94,61 @@ def apt(folder: Path, *arguments: str) -> list[str]:
     return [arguments[0], "-q", *settings, *arguments[1:]]
 
 
-def python_version(folder: Path) -> str:
-    """Of the release's Python, "3.11"."""
+def needed_by(folder: Path, *packages: str) -> list[str]:
+    """Names of the packages that these depend on."""
     shown = subprocess.run(
-        apt(folder, "apt-cache", "depends", "python3-minimal"),
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    for word in shown.split():
-        if word.startswith("python3.") and word.endswith("-minimal"):
-            return word.removeprefix("python").removesuffix("-minimal")
-    raise SystemExit(f"python3-minimal for ARM64 names no Python: {shown!r}")
+        apt(folder, "apt-cache", "depends", *packages), capture_output=True, text=True, check=True
+    ).stdout
+    return re.findall(r"Depends: (\S+)", shown)
+
+
+def packages_of_python(folder: Path) -> list[str]:
+    """The release's Python, its parts, and the libraries that they load."""
+    (python,) = (n for n in needed_by(folder, "python3-minimal") if n.startswith("python3."))
+    name = f"lib{python.removesuffix('-minimal')}"
+    run = [python, f"{name}-minimal", f"{name}-stdlib"]
+    libraries = (n for n in needed_by(folder, *run) if n.startswith(("lib", "zlib")))
+    return sorted({*run, f"{name}-dev", *libraries, *OF_CPP})
 
 
 def unpack_packages(place: Sysroot) -> None:
     apt_folder, packages = place.folder / "apt", place.folder / "packages"
     packages.mkdir(parents=True, exist_ok=True)
     subprocess.run(apt(apt_folder, "apt-get", "update"), check=True)
-    version = python_version(apt_folder)
-    parts = (f"libpython{version}-{part}" for part in ("minimal", "stdlib", "dev"))
-    names = [f"python{version}-minimal", *parts]
-    subprocess.run(
-        apt(apt_folder, "apt-get", "download", *names, *LIBRARIES), cwd=packages, check=True
-    )
+    names = packages_of_python(apt_folder)
+    subprocess.run(apt(apt_folder, "apt-get", "download", *names), cwd=packages, check=True)
     for package in packages.glob("*.deb"):
         subprocess.run(["dpkg", "-x", package, place.root], check=True)
 
 
-def unpack_numpy(place: Sysroot) -> None:
+def unpack_wheels(place: Sysroot) -> None:
     wheels = place.folder / "wheels"
     subprocess.run(
         [
             sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:",
             *(word for name in WHEELS for word in ("--platform", name)),
             "--python-version", place.version(), "-d", wheels,
-            f"numpy=={importlib.metadata.version('numpy')}",
+            f"numpy=={importlib.metadata.version('numpy')}", "pip",
         ],
         check=True,
     )  # fmt: skip
-    (wheel,) = wheels.glob("numpy-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(place.numpy)
+    for wheel in wheels.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(place.site)
 
 
 def main() -> None:
     place = Sysroot(Path(sys.argv[1]))
     check_tools()
-    if place.ready.exists():
+    own = Path(__file__).read_text()
+    if place.ready.exists() and place.ready.read_text() == own:
         return
-    for folder in (place.root, place.numpy, place.folder / "packages", place.folder / "wheels"):
+    for folder in (place.root, place.site, place.folder / "packages", place.folder / "wheels"):
         shutil.rmtree(folder, ignore_errors=True)
     unpack_packages(place)
-    unpack_numpy(place)
+    unpack_wheels(place)
     place.run("-c", "import numpy, ctypes, platform; assert platform.machine() == 'aarch64'")
-    place.ready.touch()
+    place.ready.write_text(own)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,18 @@ def test_a_cell_without_one_of_its_tests_stops_the_page(script):
                     script["cell_text"](feature, column, passed)
 
 
+def test_a_column_without_its_report_stops_the_page(script, monkeypatch, tmp_path):
+    reports = {column.report for column in script["COLUMNS"].values()}
+    assert "aarch64" in reports
+    for missing in reports:
+        for report in reports - {missing}:
+            (tmp_path / f"{report}.xml").write_text(REPORT.format(""))
+        (tmp_path / f"{missing}.xml").unlink(missing_ok=True)
+        monkeypatch.setattr(sys, "argv", ["make_feature_matrix.py", str(tmp_path)])
+        with pytest.raises(SystemExit, match=f"{missing}.xml"):
+            script["main"]()
+
+
 @pytest.mark.parametrize("outcome", ["failure", "error"])
 def test_a_run_with_a_failure_is_no_evidence(script, outcome, tmp_path):
     report = tmp_path / "vllm-1.xml"
@@ -71,5 +83,6 @@ def test_skipped_tests_do_not_count(script, outcome, count, tmp_path):
     passed, run = script["read_report"](report)
     assert passed == {"tests/a/test_x.py": count}
     assert run == f"vLLM 1, {count} tests passed, 2026-11-30"
+    assert script["run_name"]("aarch64") == "aarch64 (no vLLM)"
     assert script["count"]("tests/a", passed) == script["count"]("tests/a/test_x.py", passed)
     assert not script["count"]("tests/a/test", passed)

@@ -49,7 +49,7 @@ class BuildInParallel(build_ext):
         compile_these = self.compiler.compile
 
         def compile_beside(sources, **options):
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
                 objects = pool.map(lambda source: compile_these([source], **options), sources)
                 return [name for names in objects for name in names]
 

@@ -77,7 +77,7 @@ def check(machine: Machine, core: int, log: Path) -> Outcome:
     machine.prepare(REPOSITORY)
     for step, words in STEPS:
         began = time.monotonic()
-        output, code = _run(machine, ["make", f"PYTHON={machine.python}", "PARALLEL=", *words],
+        output, code = _run(machine, ["make", f"PYTHON={machine.interpreter}", "PARALLEL=", *words],
                             core, log)  # fmt: skip
         found.seconds[step] = time.monotonic() - began
         if step == "install":

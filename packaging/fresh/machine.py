@@ -41,19 +41,10 @@ class Machine:
         return self.folder / "a checkout"
 
     @property
-    def python(self) -> Path:
-        """The interpreter as the machine sees it."""
-        return self._place / "bin" / self.interpreter.name if self._is_moved else self.interpreter
-
-    @property
-    def _place(self) -> Path:
-        return self.folder / "python"
-
-    @property
-    def _is_moved(self) -> bool:
-        """Whether other users cannot enter the interpreter's folder."""
-        closed = any(not p.stat().st_mode & 0o001 for p in self.interpreter.parents)
-        return closed and "mounts" in allowed() and "user" in allowed()
+    def _closed(self) -> Path | None:
+        """The first folder on the way to the interpreter that other users cannot enter."""
+        way = reversed(self.interpreter.parents)
+        return next((p for p in way if not p.stat().st_mode & 0o001), None)
 
     def prepare(self, repository: Path) -> None:
         """Makes its folders and a clone of the repository's last commit."""
@@ -93,13 +84,23 @@ class Machine:
         inner = f"exec {inner}"
         if "mounts" in allowed():
             mounts = [f"mount -t tmpfs -o size={SHM_MIB}m,mode=1777 tmpfs /dev/shm"]
-            if self._is_moved:
-                home = shlex.quote(str(self.interpreter.parents[1]))
-                mounts.append(f"mount --bind {home} {shlex.quote(str(self._place))}")
+            if self._closed is not None:
+                mounts += self._uncover(self._closed)
             inner = " && ".join([*mounts, inner])
         outer = ["unshare", "--mount"] if "mounts" in allowed() else []
         pinned = ["taskset", "-c", str(core)] if "one core" in allowed() else []
         return [*pinned, *outer, "sh", "-c", inner]
+
+    def _uncover(self, closed: Path) -> list[str]:
+        """Commands that leave nothing of a closed folder but the interpreter's installation."""
+        place = shlex.quote(str(self.folder / "python"))
+        home = shlex.quote(str(self.interpreter.parents[1]))
+        return [
+            f"mount --bind {home} {place}",
+            f"mount -t tmpfs -o mode=755 tmpfs {shlex.quote(str(closed))}",
+            f"mkdir -p {home}",
+            f"mount --bind {place} {home}",
+        ]
 
 
 @cache

@@ -12,13 +12,14 @@ configured with, and loopback, is asked.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from machine import SHM_MIB, Machine, allowed
@@ -166,18 +167,22 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, default=REPOSITORY / "build" / "fresh")
     args = parser.parse_args()
     args.logs.mkdir(parents=True, exist_ok=True)
-    outcomes = []
     for interpreter in interpreters(args.python):
         for wheels in dict.fromkeys((args.wheels, None)):
             if args.only and (args.only == "with") != (wheels is not None):
                 continue
             log = args.logs / f"{interpreter.name}-{'with' if wheels else 'without'}-wheels.log"
             log.unlink(missing_ok=True)
+            result = log.with_suffix(".json")
+            result.unlink(missing_ok=True)
             with tempfile.TemporaryDirectory(prefix="fresh machine ") as folder:
                 Path(folder).chmod(0o755)
                 machine = Machine(Path(folder), interpreter, wheels)
-                outcomes.append(check(machine, args.core, log))
-            print(" | ".join(outcomes[-1].row()), f"| {log}", flush=True)
+                outcome = check(machine, args.core, log)
+            result.write_text(json.dumps(asdict(outcome)))
+            print(" | ".join(outcome.row()), f"| {log}", flush=True)
+    # Those of earlier calls too: machines may be tried apart, each on a core of its own.
+    outcomes = [Outcome(**json.loads(p.read_text())) for p in sorted(args.logs.glob("*.json"))]
     if not outcomes:
         sys.exit(f"No Python was found; name one with --python. Looked for: {', '.join(PYTHONS)}.")
     if args.table:

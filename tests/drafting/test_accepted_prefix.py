@@ -93,6 +93,37 @@ def min_p(probabilities):
     return probabilities >= 0.5 * probabilities.max(dim=-1, keepdim=True).values
 
 
+def random_seeds(seed):
+    return torch.randint(0, 2**62, (NUM_TRIALS,), generator=torch.Generator().manual_seed(seed))
+
+
+def verify(logits, temperature, inputs, seeds, positions):
+    """Draws a token at every row, as a server does, and keeps those of the accepted prefixes.
+
+    Args:
+        logits: processed logits ``[N, drafts + 1, V]`` of each request.
+        inputs: the token of each row, ``[N, drafts + 1]``: the last one emitted, then the drafts.
+        seeds: ``[N]``.
+        positions: of each row, ``[N, drafts + 1]``.
+    """
+    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+
+    from vllm_deepinfer.ops import runner
+
+    runner.register()
+    number, rows = inputs.shape
+    drawn = gumbel_sample(
+        logits.flatten(0, 1),
+        torch.arange(number).repeat_interleave(rows).int(),
+        torch.full((number,), temperature),
+        seeds,
+        positions.flatten(),
+        apply_temperature=False,
+        is_drafting=False,
+    )
+    return accepted_prefix(drawn, inputs.flatten(), torch.arange(number + 1) * rows, rows - 1)
+
+
 def draw_and_verify(logits, temperature, drafts, seed):
     """Emitted tokens of ``NUM_TRIALS`` requests that verify the same drafts.
 
@@ -100,26 +131,10 @@ def draw_and_verify(logits, temperature, drafts, seed):
         logits: processed logits ``[drafts + 1, V]`` of the rows of each request.
         drafts: the tokens proposed.
     """
-    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
-
-    from vllm_deepinfer.ops import runner
-
-    runner.register()
-    rows = len(drafts) + 1
-    requests = torch.arange(NUM_TRIALS)
-    mapping = requests.repeat_interleave(rows).int()
-    seeds = torch.randint(0, 2**62, (NUM_TRIALS,), generator=torch.Generator().manual_seed(seed))
-    drawn = gumbel_sample(
-        logits.repeat(NUM_TRIALS, 1),
-        mapping,
-        torch.full((NUM_TRIALS,), temperature),
-        seeds,
-        (torch.arange(rows) + 17).repeat(NUM_TRIALS),
-        apply_temperature=False,
-        is_drafting=False,
-    )
-    offered = torch.tensor([0, *drafts]).repeat(NUM_TRIALS)
-    return accepted_prefix(drawn, offered, torch.arange(NUM_TRIALS + 1) * rows, len(drafts))
+    inputs = torch.tensor([0, *drafts]).expand(NUM_TRIALS, -1)
+    positions = (torch.arange(len(drafts) + 1) + 17).expand(NUM_TRIALS, -1)
+    repeated = logits.expand(NUM_TRIALS, -1, -1)
+    return verify(repeated, temperature, inputs, random_seeds(seed), positions)
 
 
 def p_value(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
@@ -178,19 +193,45 @@ def test_recovered_tokens_have_the_residual_law(temperature, draft):
     assert p_value(recovered, residual / residual.sum()) > MIN_P_VALUE
 
 
-@pytest.mark.parametrize("name", LOGITS)
-def test_sequences_enumerated(name):
-    """All pairs of first two tokens, continued by a direct draw where the draft failed."""
-    logits = masked_rows(name, 1.0, no_mask)[:2]
-    laws = logits.double().softmax(-1)
-    size = len(laws[0])
-    emitted, count = draw_and_verify(logits, 1.0, [0], seed=13)
-    continued = torch.multinomial(
-        laws[1], NUM_TRIALS, replacement=True, generator=torch.Generator().manual_seed(14)
-    )
-    second = torch.where(count == 2, emitted[:, 1], continued)
-    counts = torch.bincount(emitted[:, 0] * size + second, minlength=size * size)
-    assert p_value(counts, torch.outer(laws[0], laws[1]).flatten()) > MIN_P_VALUE
+def generate(target, drafter, num_drafts, length):
+    """Tokens ``[NUM_TRIALS, length]`` behind a token 0, by as many steps as they take.
+
+    Args:
+        target, drafter: logits ``[V, V]``, a row for the token before.
+    """
+    tokens = torch.zeros(NUM_TRIALS, length + num_drafts + 1, dtype=torch.int64)
+    ends, seeds = torch.zeros(NUM_TRIALS, dtype=torch.int64), random_seeds(13)
+    while len(going := (ends < length).nonzero().view(-1)):
+        inputs = [tokens[going, ends[going]]]
+        for _ in range(num_drafts):
+            inputs.append(drafter[inputs[-1]].argmax(1))
+        inputs = torch.stack(inputs, 1)
+        positions = ends[going].unsqueeze(1) + torch.arange(num_drafts + 1)
+        emitted, count = verify(target[inputs], 1.0, inputs, seeds[going], positions)
+        for column in range(num_drafts + 1):
+            taken = count > column
+            tokens[going[taken], ends[going[taken]] + column + 1] = emitted[taken, column]
+        ends[going] += count
+    return tokens[:, 1 : length + 1]
+
+
+@pytest.mark.parametrize(("size", "num_drafts", "length"), [(2, 1, 4), (2, 3, 4), (3, 2, 3)])
+def test_sequences_of_several_steps_enumerated(size, num_drafts, length):
+    """What one step has looked at and rejected, the next draws again with the same noise."""
+    random = torch.Generator().manual_seed(size)
+    target, drafter = 1.5 * torch.randn(2, size, size, generator=random)
+    if size > 2:
+        target[0, 1] = -torch.inf
+    law = torch.ones(1, dtype=torch.float64)
+    for _ in range(length):
+        last = torch.arange(len(law)) % size
+        law = (law.unsqueeze(1) * target.double().softmax(1)[last]).flatten()
+    weights = size ** torch.arange(length).flip(0)
+    sequences = (generate(target, drafter, num_drafts, length) * weights).sum(1)
+    counts = torch.bincount(sequences, minlength=len(law))
+    assert p_value(counts, law) > MIN_P_VALUE
+    possible = law > 0
+    assert p_value(counts[possible].roll(1), law[possible]) < MIN_P_VALUE, "says nothing"
 
 
 def test_the_chi_square_rejects_a_wrong_law():

@@ -78,6 +78,11 @@ def start_engine(folder: Path, drafter: str):
 
     vllm.config.vllm.HAS_TRITON = True  # all that keeps a configuration from the V2 runner
     register()
+    from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+
+    from vllm_deepinfer.models.deepseek_v41.model_state import V41ModelState
+
+    DefaultModelState.custom_sampler = V41ModelState.custom_sampler
     # The drafter fuses weights that vLLM's CPU backend would have packed away.
     LinearBase._cpu_skip_gemm_dispatch = True
     from vllm import LLM
@@ -86,7 +91,6 @@ def start_engine(folder: Path, drafter: str):
         "method": "dspark",
         "model": str(folder / "draft"),
         "num_speculative_tokens": NUM_STEPS,
-        "draft_sample_method": "probabilistic",
     }
     return LLM(
         str(folder / "target"),

@@ -30,13 +30,12 @@ LENGTH = struct.Struct("<Q")
 
 @dataclass
 class PointerTable:
-    """A kernel argument that is a table (uint64) of the tensors' addresses; None is address 0."""
+    """A kernel argument that is a table (uint64) of the tensors' addresses."""
 
-    tensors: list[torch.Tensor | None]
+    tensors: list[torch.Tensor]
 
     def addresses(self) -> torch.Tensor:
-        numbers = [0 if tensor is None else tensor.data_ptr() for tensor in self.tensors]
-        return torch.tensor(numbers, dtype=torch.uint64)
+        return torch.tensor([tensor.data_ptr() for tensor in self.tensors], dtype=torch.uint64)
 
 
 def copy_strided(tensor: torch.Tensor) -> torch.Tensor:
@@ -53,7 +52,7 @@ def copy_argument(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return copy_strided(value)
     if isinstance(value, PointerTable):
-        return PointerTable([None if t is None else copy_strided(t) for t in value.tensors])
+        return PointerTable([copy_strided(tensor) for tensor in value.tensors])
     return value
 
 
@@ -147,21 +146,6 @@ def _accept_integer_masks() -> None:
         setattr(InterpreterBuilder, name, with_boolean_mask(access, mask_position))
 
 
-def _emulate_libdevice() -> None:
-    """Compute the one function of CUDA's libdevice that verification needs with numpy."""
-    import numpy as np
-    import triton.language as tl
-    from triton.runtime.interpreter import TensorHandle
-    from vllm.triton_utils import tldevice
-
-    def log1p(value):
-        with np.errstate(all="ignore"):
-            data = np.log1p(value.handle.data)
-        return tl.core.tensor(TensorHandle(data, value.handle.dtype), value.type)
-
-    tldevice.log1p = log1p
-
-
 def _find_kernel(kernel: str, root: Path | None) -> Any:
     module, name = kernel.rsplit(".", 1)
     if root is None:
@@ -197,7 +181,6 @@ def main() -> None:
 
     if not HAS_TRITON:
         raise SystemExit("vLLM did not accept Triton's interpreter; is triton installed?")
-    _emulate_libdevice()
     _serve(sys.stdin.buffer, answers)
     os._exit(0)  # unloading vLLM and torch in order would take seconds
 

@@ -8,7 +8,6 @@ from vllm.v1.worker.gpu.sample.gumbel import (
     _log1p_neg_stable,
     murmur3_uniform32,
     murmur3_uniform64,
-    tl_rand32,
 )
 
 
@@ -27,11 +26,3 @@ def uniform_kernel(
         tl.store(out32_ptr + place, uniform, mask=mask)
         tl.store(log1p_ptr + place, _log1p_neg_stable(uniform), mask=mask)
         tl.store(out64_ptr + place, murmur3_uniform64(seed, pos, token), mask=mask)
-
-
-@triton.jit
-def acceptance_kernel(out_ptr, seeds_ptr, pos_ptr, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    place = row * BLOCK + tl.arange(0, BLOCK)
-    uniform = tl_rand32(tl.load(seeds_ptr + row), tl.load(pos_ptr + place), includes_zero=False)
-    tl.store(out_ptr + place, uniform)

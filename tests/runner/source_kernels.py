@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vllm.triton_utils import HAS_TRITON, tl, tldevice, triton
+from vllm.triton_utils import HAS_TRITON, tl, triton
 
-LIBRARIES = {"tl": tl, "triton": triton, "tldevice": tldevice, "HAS_TRITON": HAS_TRITON}
+LIBRARIES = {"tl": tl, "triton": triton, "HAS_TRITON": HAS_TRITON}
 
 
 @cache

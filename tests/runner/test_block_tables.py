@@ -1,9 +1,9 @@
 """KV blocks and slots of a batch are found exactly where upstream finds them.
 
 Claim: block tables, slot mappings (with and without context parallelism, disabled groups, rows
-without blocks), context-parallel lengths, zeroed blocks and prompt embeddings equal the upstream
-kernels' in Triton's interpreter, byte for byte and without touching a byte more, although the
-kernels are told addresses only. If this breaks, requests read or overwrite each other's KV cache.
+without blocks) and zeroed blocks equal the upstream kernels' in Triton's interpreter, byte for byte
+and without touching a byte more, although the kernels are told addresses only. If this breaks,
+requests read or overwrite each other's KV cache.
 """
 
 from __future__ import annotations
@@ -98,27 +98,6 @@ def test_each_token_gets_its_slot(oracle, seed, num_reqs, num_groups, num_ranks,
     )
 
 
-@pytest.mark.parametrize("num_reqs", [0, 1, 9])
-@pytest.mark.parametrize(("num_ranks", "rank", "interleave"), [(2, 0, 1), (2, 1, 3), (4, 2, 2)])
-def test_context_parallel_lengths(oracle, num_reqs, num_ranks, rank, interleave):
-    batch = Batch(num_reqs, num_reqs)
-    check(
-        oracle,
-        "vllm.v1.worker.gpu.cp_utils._dcp_local_seq_lens_kernel",
-        (3,),
-        {
-            "out_ptr": batch.integers(1, 99, batch.max_num_reqs),
-            "seq_lens_ptr": batch.integers(0, 99, batch.max_num_reqs),
-            "dcp_size": num_ranks,
-            "dcp_rank": rank,
-            "cp_interleave": interleave,
-            "num_reqs": num_reqs,
-            "max_num_reqs": batch.max_num_reqs,
-            "BLOCK_SIZE": 4,
-        },
-    )
-
-
 @pytest.mark.parametrize("num_blocks", [1, 4])
 @pytest.mark.parametrize("num_segments", [1, 3])
 def test_whole_blocks_are_zeroed_in_every_segment(oracle, num_blocks, num_segments):
@@ -136,38 +115,6 @@ def test_whole_blocks_are_zeroed_in_every_segment(oracle, num_blocks, num_segmen
             "seg_page_sizes_ptr": strides - 3 * torch.arange(num_segments),
             "block_ids_ptr": torch.from_numpy(batch.random.permutation(10)[:num_blocks]),
             "BLOCK_SIZE": 8,
-        },
-    )
-
-
-@pytest.mark.parametrize(("seed", "num_reqs"), CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_prompt_embeddings_replace_the_input(oracle, seed, num_reqs, dtype):
-    batch = Batch(seed, num_reqs)
-    hidden_size = 5
-    lengths = [int(n) for n in batch.random.integers(0, 20, batch.max_num_reqs)]
-    embeds = [batch.normal(n, hidden_size, dtype=dtype) if n else None for n in lengths]
-    masks = [
-        batch.integers(0, 1, n, dtype=torch.uint8) if n and batch.random.random() < 0.5 else None
-        for n in lengths
-    ]
-    inputs_embeds = batch.normal(batch.num_tokens + 2, hidden_size, row_padding=3, dtype=dtype)
-    check(
-        oracle,
-        "vllm.v1.worker.gpu.model_states.prompt_embeds._apply_prompt_embeds_kernel",
-        (num_reqs, 2),
-        {
-            "inputs_embeds_ptr": inputs_embeds,
-            "inputs_embeds_stride": inputs_embeds.stride(0),
-            "embeds_ptrs_ptr": PointerTable(embeds),
-            "mask_ptrs_ptr": PointerTable(masks),
-            "embeds_lens_ptr": torch.tensor(lengths, dtype=torch.int32),
-            "idx_mapping_ptr": batch.idx_mapping,
-            "query_start_loc_ptr": batch.query_start_loc,
-            "num_computed_tokens_ptr": batch.integers(0, 15, batch.max_num_reqs),
-            "hidden_size": hidden_size,
-            "TOKEN_BLOCK": 4,
-            "BLOCK_SIZE": 4,
         },
     )
 

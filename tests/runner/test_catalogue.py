@@ -89,12 +89,12 @@ def test_a_later_form_takes_positions_and_keywords():
     def earlier(first, second, *, grid):
         return first, second, grid
 
-    @later_form(earlier, renamed={"second": "other"}, inserted={"other": ("third",)})
-    def later(*, other, third, **arguments):
-        return earlier(second=other, **arguments), third
+    @later_form(earlier, inserted={"first": ("between",)})
+    def later(*, between, **arguments):
+        return earlier(**arguments), between
 
-    assert positional_names(later) == ("first", "other", "third")
-    assert later(1, 2, third=3, grid=4) == ((1, 2, 4), 3)
+    assert positional_names(later) == ("first", "between", "second")
+    assert later(1, 2, second=3, grid=4) == ((1, 3, 4), 2)
 
 
 @pytest.mark.parametrize("kernel", [*REFUSED, "vllm.v1.worker.gpu.later._new_kernel"])

@@ -68,21 +68,6 @@ def test_sampled_tokens_are_appended(oracle, seed, num_reqs, has_counts, has_que
     )
 
 
-@pytest.mark.parametrize(("seed", "num_reqs"), CASES)
-def test_computed_tokens_advance_by_the_query(oracle, seed, num_reqs):
-    batch = Batch(seed, num_reqs)
-    check(
-        oracle,
-        f"{INPUT_BATCH}._post_update_num_computed_tokens_kernel",
-        (num_reqs,),
-        {
-            "idx_mapping_ptr": batch.idx_mapping,
-            "num_computed_tokens_ptr": batch.integers(0, 30, batch.max_num_reqs),
-            "query_start_loc_ptr": batch.query_start_loc,
-        },
-    )
-
-
 def staged_runs(batch: Batch, num_writes: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Runs of 0 to 5 values, at most two to a row and not overlapping there."""
     rows = batch.random.permutation(2 * batch.max_num_reqs)[:num_writes]

@@ -24,15 +24,11 @@ import vllm
 from vllm_deepinfer.compat import parse_version
 from vllm_deepinfer.ops.runner import (
     block_tables,
-    draft_statistics,
     drafting,
     gumbel,
     inputs,
     logprobs,
     penalties,
-    prompt_embeds,
-    rejection,
-    resampling,
     sampling,
     thinking_budget,
     token_rules,
@@ -61,11 +57,7 @@ _MODULES = (
     token_rules,
     logprobs,
     thinking_budget,
-    prompt_embeds,
     drafting,
-    draft_statistics,
-    rejection,
-    resampling,
 )
 
 

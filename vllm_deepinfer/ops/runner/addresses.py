@@ -1,9 +1,9 @@
 """Memory that a kernel is told only the address of.
 
 Some upstream kernels take a table of raw addresses (uint64) and add offsets to them: the block
-tables of the cache groups, the segments of the KV cache, prompt embeddings. The tensors behind the
-addresses belong to objects a kernel implementation cannot reach. This module is the one place that
-turns addresses into tensors, without a copy; nothing else in the package touches an address.
+tables of the cache groups, the segments of the KV cache. The tensors behind the addresses belong to
+objects a kernel implementation cannot reach. This module is the one place that turns addresses into
+tensors, without a copy; nothing else in the package touches an address.
 
 A kernel is told no length either. A view made here therefore reaches further than the memory it
 stands for, and, exactly as upstream, nobody checks an index that is too large. No element is

@@ -1,6 +1,6 @@
 # ruff: noqa: N803 -- parameters carry the names of the kernels' arguments
-"""Torch forms of the kernels in `vllm.v1.worker.gpu.block_table`, of the context-parallel sequence
-lengths (`vllm.v1.worker.gpu.cp_utils`) and of KV block zeroing (`vllm.v1.worker.utils`).
+"""Torch forms of the kernels in `vllm.v1.worker.gpu.block_table` and of KV block zeroing
+(`vllm.v1.worker.utils`).
 
 All cache groups are handled by the same few torch calls, however many there are: block tables are
 addressed in one window of memory, see `addresses.py`.
@@ -236,28 +236,6 @@ def _local_positions(
     return local, is_local
 
 
-def dcp_local_seq_lens(
-    out_ptr: torch.Tensor,
-    seq_lens_ptr: torch.Tensor,
-    dcp_size: int,
-    dcp_rank: int,
-    cp_interleave: int,
-    num_reqs: int,
-    max_num_reqs: int,
-    BLOCK_SIZE: int,
-) -> None:
-    """Tokens of each sequence held by a context-parallel rank; 0 behind the batch.
-
-    out and seq_lens int32 [max_num_reqs]. Runs of `cp_interleave` tokens go round the ranks.
-    """
-    seq_lens = seq_lens_ptr[:num_reqs]
-    rounds = seq_lens // (dcp_size * cp_interleave)
-    rest = seq_lens - rounds * (dcp_size * cp_interleave)
-    rest = (rest - dcp_rank * cp_interleave).clamp_(min=0, max=cp_interleave)
-    torch.add(rest, rounds, alpha=cp_interleave, out=out_ptr[:num_reqs])
-    out_ptr[num_reqs:max_num_reqs].zero_()
-
-
 def zero_kv_blocks(
     seg_addrs_ptr: torch.Tensor,
     seg_block_strides_ptr: torch.Tensor,
@@ -295,7 +273,6 @@ def _segments(
 KERNELS = {
     f"{MODULE}._gather_block_tables_kernel": gather_block_tables,
     f"{MODULE}._compute_slot_mappings_kernel": compute_slot_mappings,
-    "vllm.v1.worker.gpu.cp_utils._dcp_local_seq_lens_kernel": dcp_local_seq_lens,
     "vllm.v1.worker.utils._zero_kv_blocks_kernel": zero_kv_blocks,
 }
 KERNELS_SINCE_0_33 = {f"{MODULE}._gather_block_tables_kernel": gather_block_tables_in_window}

@@ -9,9 +9,21 @@ from __future__ import annotations
 
 PACKAGE = "vllm.v1.worker.gpu"
 NO_REASON = "this version of vLLM is newer than the package"
+_REJECTION_SAMPLING = (
+    "vLLM's rejection sampling, in whose place drafts are compared with the target's own tokens; "
+    "drop rejection_sample_method and draft_sample_method from --speculative-config"
+)
 
 # For vLLM 0.32. Module below PACKAGE: (what the kernels are for and what to change, kernel names).
 _REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cp_utils": (
+        "context parallelism; drop --decode-context-parallel-size",
+        ("_dcp_local_seq_lens_kernel",),
+    ),
+    "input_batch": (
+        "pipeline stages and pooling; drop --pipeline-parallel-size and --runner",
+        ("_post_update_num_computed_tokens_kernel",),
+    ),
     "mm.rope": (
         "multi-dimensional rotary positions; serve a model without M-RoPE",
         ("_prepare_rope_positions_kernel",),
@@ -19,6 +31,10 @@ _REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "model_states.mamba_hybrid": (
         "state-space layers; serve a model without Mamba layers",
         ("_scatter_num_accepted_kernel", "_fill_num_accepted_kernel"),
+    ),
+    "model_states.prompt_embeds": (
+        "prompt embeddings; drop --enable-prompt-embeds",
+        ("_apply_prompt_embeds_kernel",),
     ),
     "model_states.recoverssm": (
         "state-space layers; serve a model without Mamba layers",
@@ -60,6 +76,18 @@ _REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "spec_decode.ngram.speculator": (
         "n-gram drafting on the device; drop --speculative-config",
         ("_ngram_scan_kernel", "_ngram_finalize_kernel"),
+    ),
+    "spec_decode.rejection_sampler": (_REJECTION_SAMPLING, ("_flatten_sampled_kernel",)),
+    "spec_decode.rejection_sampler_utils": (
+        _REJECTION_SAMPLING,
+        (
+            "_compute_local_logits_stats_kernel",
+            "_compute_cumulative_log_p_kernel",
+            "_compute_local_residual_mass_kernel",
+            "_rejection_kernel",
+            "_resample_kernel",
+            "_insert_resampled_kernel",
+        ),
     ),
     "spec_decode.standalone_ar.speculator": (
         "drafting with a separate model; drop --speculative-config",

@@ -1,7 +1,7 @@
 # ruff: noqa: N803 -- parameters carry the names of the kernels' arguments
 """Torch forms of the kernels around drafting: the draft model's inputs
 (`vllm.v1.worker.gpu.spec_decode.dflash.speculator`, which DSpark shares) and the tokens that go
-into and come out of verification (`vllm.v1.worker.gpu.spec_decode.rejection_sampler`).
+into verification (`vllm.v1.worker.gpu.spec_decode.rejection_sampler`).
 
 The draft model reads, per row of the batch, a *context* (the target's tokens of this step, rejected
 ones without a cache slot) and a *query block* of `num_query_per_req` tokens behind the last valid
@@ -241,34 +241,9 @@ def gather_draft_sampled(
     pos_ptr[:num_logits] = positions
 
 
-def flatten_sampled(
-    flat_sampled_ptr: torch.Tensor,
-    sampled_ptr: torch.Tensor,
-    sampled_stride: int,
-    num_sampled_ptr: torch.Tensor,
-    cu_num_logits_ptr: torch.Tensor,
-) -> None:
-    """Put each request's sampled tokens on the first of its rows of logits.
-
-    flat_sampled int64 [num_logits]; sampled int64 [num_reqs, num_speculative_steps + 1], of which
-    num_sampled (int32 [num_reqs]) count; cu_num_logits int32 [> num_reqs]. Other rows keep theirs.
-    """
-    num_reqs = num_sampled_ptr.shape[0]
-    if num_reqs == 0:
-        return
-    rows = ragged_rows(cu_num_logits_ptr, num_reqs, flat_sampled_ptr.shape[0])
-    column = rows.item - cu_num_logits_ptr.index_select(0, rows.row)
-    taken = column < num_sampled_ptr.index_select(0, rows.row)
-    if rows.present is not None:
-        taken &= rows.present
-    place = torch.where(taken, rows.row * sampled_stride + column, 0)
-    store(flat_sampled_ptr[: rows.size], flat(sampled_ptr).index_select(0, place), taken)
-
-
 KERNELS = {
     f"{SPEC_DECODE}.dflash.speculator._prepare_dflash_inputs_kernel": prepare_dflash_inputs,
     f"{SPEC_DECODE}.rejection_sampler._gather_draft_sampled_kernel": gather_draft_sampled,
-    f"{SPEC_DECODE}.rejection_sampler._flatten_sampled_kernel": flatten_sampled,
 }
 KERNELS_SINCE_0_33 = {
     f"{SPEC_DECODE}.dflash.speculator._prepare_dflash_inputs_kernel": (

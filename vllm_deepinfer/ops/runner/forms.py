@@ -24,21 +24,15 @@ def positional_names(form: Form) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
 
 
-def later_form(
-    earlier: Form,
-    *,
-    inserted: Mapping[str, tuple[str, ...]] | None = None,
-    renamed: Mapping[str, str] | None = None,
-) -> Callable[[Form], Form]:
-    """Decorator for a form that takes the parameters of `earlier`, changed, all by keyword.
+def later_form(earlier: Form, *, inserted: Mapping[str, tuple[str, ...]]) -> Callable[[Form], Form]:
+    """Decorator for a form that takes the parameters of `earlier` and more, all by keyword.
 
-    inserted: new parameters, by the (renamed) parameter they follow. renamed: old name to new.
-    The result also takes positional arguments, in the kernel's order.
+    inserted: the new parameters, by the parameter they follow. The result also takes positional
+    arguments, in the kernel's order.
     """
     names: list[str] = []
     for name in positional_names(earlier):
-        name = (renamed or {}).get(name, name)
-        names += (name, *(inserted or {}).get(name, ()))
+        names += (name, *inserted.get(name, ()))
 
     def decorate(function: Form) -> Form:
         @wraps(function)

@@ -195,11 +195,11 @@ def gumbel_sample(
     if step_in_seed and logits_cache_ptr is not None:
         seeds ^= logits_cache_col_ptr.long() << 32
     position = pos_ptr + DRAFT_POSITION_OFFSET if IS_DRAFTING else pos_ptr
-    scores = with_noise(logits, is_random, seeds, position, USE_FP64)
-    blockwise_max(scores, BLOCK_SIZE, local_max_ptr, local_argmax_ptr)
+    scores = _with_noise(logits, is_random, seeds, position, USE_FP64)
+    _blockwise_max(scores, BLOCK_SIZE, local_max_ptr, local_argmax_ptr)
 
 
-def with_noise(
+def _with_noise(
     logits: torch.Tensor,
     is_random: torch.Tensor,
     seeds: torch.Tensor,
@@ -218,7 +218,7 @@ def with_noise(
     return noise.add_(logits)
 
 
-def blockwise_max(
+def _blockwise_max(
     scores: torch.Tensor, block_size: int, best: torch.Tensor, best_token: torch.Tensor
 ) -> None:
     """Maximum of scores [num_rows, vocab_size] and its first token (int64) in each block of

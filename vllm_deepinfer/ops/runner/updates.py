@@ -112,19 +112,6 @@ def post_update_with_drafts(
     draft_tokens_out_ptr[slot] = drafts
 
 
-def post_update_num_computed_tokens(
-    idx_mapping_ptr: torch.Tensor,
-    num_computed_tokens_ptr: torch.Tensor,
-    query_start_loc_ptr: torch.Tensor,
-) -> None:
-    """Advance num_computed_tokens (int32 [max_num_reqs]) by each row's number of tokens."""
-    num_reqs = idx_mapping_ptr.shape[0]
-    query_len = query_start_loc_ptr[1 : num_reqs + 1] - query_start_loc_ptr[:num_reqs]
-    num_computed_tokens_ptr.index_add_(
-        0, idx_mapping_ptr, query_len.to(num_computed_tokens_ptr.dtype)
-    )
-
-
 def apply_write(
     output_ptr: torch.Tensor,
     output_stride: int | torch.Tensor,
@@ -167,7 +154,6 @@ def apply_write(
 
 KERNELS = {
     f"{MODULE}._post_update_kernel": post_update,
-    f"{MODULE}._post_update_num_computed_tokens_kernel": post_update_num_computed_tokens,
     "vllm.v1.worker.gpu.buffer_utils._apply_write_kernel": apply_write,
 }
 KERNELS_SINCE_0_33 = {f"{MODULE}._post_update_kernel": post_update_with_drafts}

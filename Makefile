@@ -55,8 +55,8 @@ test: $(STAMPS)/test upstream-source
 		$(REPORT)/vllm-0.32.0.xml $(TESTS)
 
 # vLLM 0.33 has no CPU build: its Python code in front of the path, on the torch of .venv. Tests with
-# other models (tests/runner) need the kernels of a CPU build. Two files that start many engines stay
-# out, to end within seven minutes.
+# other models (tests/runner_kernels) need the kernels of a CPU build. Two files that start many
+# engines stay out, to end within seven minutes.
 SLOW_033 := tests/drafting/test_stand_in_counts_are_exact.py \
 	tests/drafting/test_seeds_repeat_under_drafting.py
 TESTS_033 := $(filter-out $(SLOW_033),$(wildcard tests/drafting/test_*.py)) \

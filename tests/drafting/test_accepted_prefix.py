@@ -108,9 +108,9 @@ def verify(logits, temperature, inputs, seeds, positions):
     """
     from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
-    from vllm_deepinfer.ops import runner
+    from vllm_deepinfer import runner_kernels
 
-    runner.register()
+    runner_kernels.register()
     number, rows = inputs.shape
     drawn = gumbel_sample(
         logits.flatten(0, 1),

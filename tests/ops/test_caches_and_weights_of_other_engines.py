@@ -21,7 +21,7 @@ PAGE_ROWS, PAGE_ALIGNMENT = 64, 576
 
 def upstream_pages(rows: torch.Tensor, slots: torch.Tensor, num_pages: int) -> torch.Tensor:
     """Pages as vLLM's kernel writes them; runs in the interpreter's process."""
-    from runner.interpreter_oracle import _pretend_triton_runs_on_cpu
+    from runner_kernels.interpreter_oracle import _pretend_triton_runs_on_cpu
 
     _pretend_triton_runs_on_cpu()
     from vllm.models.deepseek_v41.common.ops import cache_utils

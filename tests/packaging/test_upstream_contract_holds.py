@@ -45,7 +45,7 @@ def test_release_033_keeps_the_contract():
 
 def runner_kernels(version: tuple[int, int]) -> list:
     """One line per Triton kernel that the runner's torch forms replace by name and parameters."""
-    from vllm_deepinfer.ops.runner import kernel_parameters, kernels_of
+    from vllm_deepinfer.runner_kernels import kernel_parameters, kernels_of
 
     lines = []
     for name in kernels_of(version):

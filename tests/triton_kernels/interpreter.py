@@ -124,7 +124,7 @@ def _emulate_libdevice() -> None:
 def _call(
     operation: str, target: str, batch_invariant: bool, arguments: tuple, keywords: dict
 ) -> Any:
-    from runner.interpreter_oracle import copy_argument
+    from runner_kernels.interpreter_oracle import copy_argument
 
     from vllm_deepinfer.ops.triton import launcher
     from vllm_deepinfer.ops.triton.targets import pretend_target

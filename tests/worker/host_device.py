@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from vllm_deepinfer.ops import runner
+from vllm_deepinfer import runner_kernels
 from vllm_deepinfer.worker.accelerator import AcceleratorSteps
 
 
@@ -54,7 +54,7 @@ class WorkerOfTheHost(CPUWorker):
     """vLLM's CPU worker, able to run its V2 model runner without Triton."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        runner.register()
+        runner_kernels.register()
         super().__init__(*args, **kwargs)
 
 

@@ -17,11 +17,11 @@ from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.utils import request_memory
 
+from vllm_deepinfer import runner_kernels
 from vllm_deepinfer.config import DeepInferConfig
 from vllm_deepinfer.distributed import npu_exchange
 from vllm_deepinfer.distributed.joining import joining
 from vllm_deepinfer.log import get_logger
-from vllm_deepinfer.ops import runner
 from vllm_deepinfer.worker import npu_device, npu_environment, npu_redirect
 from vllm_deepinfer.worker.accelerator import AcceleratorSteps
 from vllm_deepinfer.worker.whole_step_profile import sized_by_whole_step
@@ -39,7 +39,7 @@ class NpuWorker(Worker):
         self._was_deterministic = torch.are_deterministic_algorithms_enabled()
         self._redirect = npu_redirect.Redirect()
         self._redirect.apply(torch.npu)
-        runner.register()
+        runner_kernels.register()
         super().__init__(*args, **kwargs)
 
     # -- start ------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from vllm_deepinfer import runner_kernels
 from vllm_deepinfer.config import DeepInferConfig
 from vllm_deepinfer.distributed.agreement import any_rank
 from vllm_deepinfer.distributed.joining import joining
-from vllm_deepinfer.ops import runner
 from vllm_deepinfer.platforms import message_rings
 from vllm_deepinfer.worker import reports, threads
 from vllm_deepinfer.worker.step_profile import (
@@ -28,7 +28,7 @@ class DeepInferCpuWorker(CPUWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # Here rather than in Platform.register_triton_kernel_overrides, which runs for every model
         # and without knowing which: other models keep exactly the kernels vLLM gives them.
-        runner.register()
+        runner_kernels.register()
         # Before init_device, which forbids torch.set_num_threads.
         threads.apply_binding(threads.read_binding(os.environ))
         message_rings.shrink_results(os.environ)

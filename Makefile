@@ -41,7 +41,7 @@ $(STAMPS)/install: pyproject.toml setup.py $(wildcard vllm_deepinfer/installatio
 
 # pip keeps a triton that is there, which satisfies the extra; the one of the tests replaces it here.
 $(STAMPS)/test: $(STAMPS)/install
-	$(BIN)/python -m pip install -e ".[test]"
+	$(BIN)/python -m pip install "vllm-deepinfer[test]"
 	$(BIN)/python -m pip install --force-reinstall --no-deps $(TRITON)
 	@$(INSTALLER) --check
 	touch $@

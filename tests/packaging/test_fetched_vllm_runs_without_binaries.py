@@ -1,4 +1,4 @@
-"""The folder that `make upstream-source` fetches is vLLM 0.33.0, whole but for its binaries.
+"""The folders that `make upstream-source` fetches are releases of vLLM, whole but for binaries.
 
 If this breaks, `make test-vllm033` runs another release, or runs binaries for a GPU.
 """
@@ -10,11 +10,9 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-
-from vllm_deepinfer.compat import RUN_VLLM
+from upstream_sources import FETCHED_TAGS, source
 
 REPOSITORY = Path(__file__).parents[2]
-FOLDER = REPOSITORY / ".cache" / "vllm-0.33.0-src"
 
 
 def is_kept(name: str) -> bool:
@@ -42,8 +40,10 @@ def test_code_and_data_are_kept(name, kept):
     assert is_kept(name) == kept
 
 
-def test_the_folder_is_the_release_without_libraries():
-    (found,) = importlib.metadata.distributions(name="vllm", path=[str(FOLDER)])
-    assert found.version == RUN_VLLM[-1]
-    assert (FOLDER / "vllm" / "__init__.py").is_file()
-    assert list(FOLDER.rglob("*.so")) == []
+@pytest.mark.parametrize("tag", FETCHED_TAGS)
+def test_the_folder_is_the_release_without_libraries(tag):
+    folder = source(tag)
+    (found,) = importlib.metadata.distributions(name="vllm", path=[str(folder)])
+    assert found.version == tag
+    assert (folder / "vllm" / "__init__.py").is_file()
+    assert list(folder.rglob("*.so")) == []

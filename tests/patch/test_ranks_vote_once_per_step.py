@@ -7,28 +7,25 @@ early, and an error ends the loop of every rank. If this breaks, ranks wait for 
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from pathlib import Path
 
 import pytest
 from engine_loop_ranks import LIMIT_S, SYNC_INTERVAL, Ranks
 from lockstep_ranks import Prompt
+from upstream_sources import SOURCES, source
 from vllm.v1.core.sched.interface import PauseState
 
 from vllm_deepinfer.scheduler.ballots import ExchangeError
 from vllm_deepinfer.scheduler.vote import Phase, VoteSettings
 
-INSTALLED = Path(importlib.util.find_spec("vllm").origin).parents[1]
-SOURCE_033 = Path(__file__).parents[2] / ".cache" / "vllm-0.33.0-src"
 SETTINGS = VoteSettings(all_interval=5, any_interval=7, resume_interval=3, idle_interval=2)
 HEAD_START_S = 0.05  # for one rank before the others
 
 
-@pytest.fixture(params=[INSTALLED, SOURCE_033], ids=["installed", "0.33.0"])
+@pytest.fixture(params=SOURCES)
 def root(request) -> Path:
-    assert request.param.is_dir(), f"{request.param} is missing: run `make upstream-source`"
-    return request.param
+    return source(request.param)
 
 
 def check_alike(ranks: Ranks) -> None:
@@ -127,7 +124,7 @@ def test_an_idle_pause_takes_one_step(root, tmp_path):
 
 
 def test_an_error_in_a_vote_ends_the_loop_of_every_rank(tmp_path):
-    ranks = Ranks(INSTALLED, tmp_path, 2, SETTINGS, timeout_s=1)
+    ranks = Ranks(SOURCES["installed"], tmp_path, 2, SETTINGS, timeout_s=1)
 
     def fail():
         raise RuntimeError("no ballot")
@@ -145,7 +142,7 @@ def test_an_error_in_a_vote_ends_the_loop_of_every_rank(tmp_path):
 
 
 def test_ranks_that_lost_step_are_named_at_the_next_ballot(tmp_path):
-    ranks = Ranks(INSTALLED, tmp_path, 2, SETTINGS)
+    ranks = Ranks(SOURCES["installed"], tmp_path, 2, SETTINGS)
     stray = ranks.engines[1]
     take_ballot = stray.scheduler.local_ballot
 

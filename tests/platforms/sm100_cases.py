@@ -13,9 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from upstream_sources import FETCHED_TAGS, fetched_folder
+
 ROOT = Path(__file__).parents[2]
 HOST = Path(__file__).with_name("sm100_host.py")
-SOURCES = {"installed": None, "0.33.0": ROOT / ".cache" / "vllm-0.33.0-src"}
+SOURCES = {"installed": None, **{tag: fetched_folder(tag) for tag in FETCHED_TAGS}}
 TINY = str(ROOT / "tests" / "data" / "v41_tiny")
 DRAFTING = {"method": "dspark", "num_speculative_tokens": 3}
 PREPARED = {**DRAFTING, "enable_adaptive_verification": True}

@@ -17,15 +17,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from upstream_sources import SOURCES, source
 
 from vllm_deepinfer.worker import npu_environment
 from vllm_deepinfer.worker.npu_redirect import STREAMS, Redirect, RedirectError
 
-SOURCE_033 = Path(__file__).parents[2] / ".cache" / "vllm-0.33.0-src"
-ROOTS = {
-    "installed": Path(importlib.util.find_spec("vllm").origin).parents[1],
-    "0.33.0": SOURCE_033,
-}
 # Modules of the runner that ask for torch.cuda, for features that start-up refuses.
 REFUSED = {
     "vllm.v1.worker.gpu.pp_utils",  # --pipeline-parallel-size
@@ -168,10 +164,9 @@ def asks_for_cuda(path: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize("version", ROOTS)
+@pytest.mark.parametrize("version", SOURCES)
 def test_list_is_complete(version):
-    root = ROOTS[version]
-    assert root.is_dir(), "the source of vLLM 0.33.0 is missing: run `make upstream-source`"
+    root = source(version)
     runner = root / "vllm" / "v1" / "worker" / "gpu"
     found = {
         ".".join(path.relative_to(root).with_suffix("").parts)
@@ -181,10 +176,10 @@ def test_list_is_complete(version):
     assert found - REFUSED == set(STREAMS)
 
 
-@pytest.mark.parametrize("version", ROOTS)
+@pytest.mark.parametrize("version", SOURCES)
 @pytest.mark.parametrize(("module", "name"), OTHERS)
 def test_other_names_are_imported_where_they_are_replaced(version, module, name):
-    tree = ast.parse((ROOTS[version] / f"{module.replace('.', '/')}.py").read_text())
+    tree = ast.parse((source(version) / f"{module.replace('.', '/')}.py").read_text())
     imported = {
         alias.asname or alias.name
         for node in ast.walk(tree)

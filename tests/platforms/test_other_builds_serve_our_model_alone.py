@@ -15,20 +15,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from upstream_sources import SOURCES, source
 
 from vllm_deepinfer.platforms import cpu_operations, vllm_build
 from vllm_deepinfer.platforms.refusals import UnsupportedOptionError
 
-REPOSITORY = Path(__file__).parents[2]
-SOURCE_033 = REPOSITORY / ".cache" / "vllm-0.33.0-src"
-INSTALLED = Path(importlib.util.find_spec("vllm").origin).parents[1]
 CALLED = re.compile(r"torch\.ops\._C\.(\w+)\(")
 NAMES = {schema.partition("(")[0] for schema in cpu_operations.OPERATIONS}
 
 
-@pytest.mark.parametrize("root", [INSTALLED, SOURCE_033], ids=["installed", "0.33.0"])
-def test_what_the_worker_and_its_runner_call_is_defined(root):
-    worker = root / "vllm" / "v1" / "worker"
+@pytest.mark.parametrize("release", SOURCES)
+def test_what_the_worker_and_its_runner_call_is_defined(release):
+    worker = source(release) / "vllm" / "v1" / "worker"
     files = [worker / "cpu_worker.py"]
     files += [path for folder in ("cpu", "gpu") for path in (worker / folder).rglob("*.py")]
     called = {name for path in files for name in CALLED.findall(path.read_text())}

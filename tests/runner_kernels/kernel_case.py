@@ -15,6 +15,7 @@ from runner_kernels.interpreter_oracle import (
     copy_argument,
     launch_form,
 )
+from upstream_sources import FETCHED, fetched_folder
 
 from vllm_deepinfer.runner_kernels import VERSION, extents, kernels_of
 
@@ -22,7 +23,7 @@ Tolerance = tuple[float, float]  # relative, absolute
 Version = tuple[int, int]
 
 # Folders that hold the package `vllm` of releases that are not the installed one.
-SOURCES: dict[Version, Path] = {(0, 33): Path(__file__).parents[2] / ".cache" / "vllm-0.33.0-src"}
+SOURCES: dict[Version, Path] = {r.version: fetched_folder(r.tag) for r in FETCHED}
 SOURCES.pop(VERSION, None)
 RELEASES: list[Version] = [VERSION, *SOURCES]
 

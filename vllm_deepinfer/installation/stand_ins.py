@@ -12,6 +12,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from vllm_deepinfer.installation import VLLM_CPU_VERSION
+
 TAG = "py3-none-any"
 
 
@@ -65,7 +67,7 @@ STAND_INS = (
     ),
     StandIn(
         "vllm",
-        "0.32.0+cpu",
+        f"{VLLM_CPU_VERSION}+cpu",
         "any",
         "absent, not broken: the `vllm` command asks for the version of a distribution named "
         "`vllm`, and this one is called `vllm-cpu`",

@@ -21,7 +21,7 @@ from functools import cache
 
 import vllm
 
-from vllm_deepinfer.compat import parse_version
+from vllm_deepinfer.contract.releases import later_releases, parse_version
 from vllm_deepinfer.runner_kernels import (
     block_tables,
     drafting,
@@ -66,8 +66,9 @@ def kernels_of(version: tuple[int, int]) -> dict[str, Form]:
     """Full kernel name -> implementation, for vLLM `version` (major, minor). A version newer than
     those this package knows gets the newest forms; `register` then checks their parameters."""
     tables = [module.KERNELS for module in _MODULES]
-    if version >= (0, 33):
-        tables += [getattr(module, "KERNELS_SINCE_0_33", {}) for module in _MODULES]
+    for release in later_releases(version):
+        later = [getattr(module, "KERNELS_SINCE", {}) for module in _MODULES]
+        tables += [forms.get(release.version, {}) for forms in later]
     return {name: form for table in tables for name, form in table.items()}
 
 
@@ -90,7 +91,8 @@ def register() -> None:
     NotImplementedError with their name when launched.
 
     Raises:
-        vllm_deepinfer.compat.ContractError: a kernel does not have the parameters expected of it.
+        vllm_deepinfer.contract.releases.ContractError: a kernel does not have the parameters
+            expected of it.
     """
     global _registered
     if _registered:

@@ -275,4 +275,4 @@ KERNELS = {
     f"{MODULE}._compute_slot_mappings_kernel": compute_slot_mappings,
     "vllm.v1.worker.utils._zero_kv_blocks_kernel": zero_kv_blocks,
 }
-KERNELS_SINCE_0_33 = {f"{MODULE}._gather_block_tables_kernel": gather_block_tables_in_window}
+KERNELS_SINCE = {(0, 33): {f"{MODULE}._gather_block_tables_kernel": gather_block_tables_in_window}}

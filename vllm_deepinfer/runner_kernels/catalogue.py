@@ -1,11 +1,16 @@
 """Which Triton kernels of vLLM's V2 runner have no torch form here, and why: plain data.
 
 Every kernel under `vllm.v1.worker.gpu` is implemented in this package or listed here; a test holds
-the two against the installed vLLM and against the source of 0.33. A kernel that is in neither (a
-newer vLLM) is refused as well, without a reason of its own.
+the two against every supported release. A kernel that is in neither (a newer vLLM) is refused as
+well, without a reason of its own.
 """
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from vllm_deepinfer.contract.releases import Version, later_releases
 
 PACKAGE = "vllm.v1.worker.gpu"
 NO_REASON = "this version of vLLM is newer than the package"
@@ -14,7 +19,11 @@ _REJECTION_SAMPLING = (
     "drop rejection_sample_method and draft_sample_method from --speculative-config"
 )
 
-# For vLLM 0.32. Module below PACKAGE: (what the kernels are for and what to change, kernel names).
+_JIT_FUNCTION = re.compile(r"^@triton\.jit(?:\(.*?\))?\ndef (\w+)", re.MULTILINE | re.DOTALL)
+_SUBSCRIPTED = re.compile(r"\b(\w+)\[")
+
+# For the oldest release. Module below PACKAGE: (what the kernels are for and what to change, kernel
+# names).
 _REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "cp_utils": (
         "context parallelism; drop --decode-context-parallel-size",
@@ -103,32 +112,55 @@ _REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 
-# What 0.33 adds, in the same form.
-_REFUSED_SINCE_0_33: dict[str, tuple[str, tuple[str, ...]]] = {
-    "sample.watermark": (
-        "watermarking; drop the watermark configuration",
-        ("_draft_step_kernel",),
-    ),
-    "spec_decode.xpress.kernels": (
-        "XPress drafting; use the method dspark in --speculative-config",
-        (
-            "_xpress_latent_kernel",
-            "_xpress_add_argmax_partial_kernel",
-            "_xpress_add_argmax_reduce_to_blk_kernel",
-            "_xpress_topc_argmax_to_blk_kernel",
+# What later releases add, in the same form.
+_REFUSED_SINCE: dict[Version, dict[str, tuple[str, tuple[str, ...]]]] = {
+    (0, 33): {
+        "sample.watermark": (
+            "watermarking; drop the watermark configuration",
+            ("_draft_step_kernel",),
         ),
-    ),
+        "spec_decode.xpress.kernels": (
+            "XPress drafting; use the method dspark in --speculative-config",
+            (
+                "_xpress_latent_kernel",
+                "_xpress_add_argmax_partial_kernel",
+                "_xpress_add_argmax_reduce_to_blk_kernel",
+                "_xpress_topc_argmax_to_blk_kernel",
+            ),
+        ),
+    }
 }
 
 
-def refused_kernels(version: tuple[int, int]) -> dict[str, str]:
+def refused_kernels(version: Version) -> dict[str, str]:
     """Fully qualified kernel name: reason, for vLLM `version` (major, minor)."""
     tables = [_REFUSED]
-    if version >= (0, 33):
-        tables.append(_REFUSED_SINCE_0_33)
+    tables += [_REFUSED_SINCE.get(release.version, {}) for release in later_releases(version)]
     return {
         f"{PACKAGE}.{module}.{kernel}": reason
         for table in tables
         for module, (reason, kernels) in table.items()
         for kernel in kernels
     }
+
+
+def find_kernels(root: Path) -> list[str]:
+    """Full names of the Triton kernels below `PACKAGE` that its code launches.
+
+    Functions that only kernels call are not among them. Works on the source text, because without
+    Triton a kernel is a plain function like any other.
+
+    Args:
+        root: the folder that holds the package `vllm`.
+    """
+    package = root.joinpath(*PACKAGE.split("."))
+    functions: list[tuple[str, str]] = []
+    launched: set[str] = set()
+    for path in sorted(package.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "@triton.jit" not in text:
+            continue
+        module = ".".join((PACKAGE, *path.relative_to(package).with_suffix("").parts))
+        functions += ((module, name) for name in _JIT_FUNCTION.findall(text))
+        launched.update(_SUBSCRIPTED.findall(text))
+    return [f"{module}.{name}" for module, name in functions if name in launched]

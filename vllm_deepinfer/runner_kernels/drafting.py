@@ -245,8 +245,10 @@ KERNELS = {
     f"{SPEC_DECODE}.dflash.speculator._prepare_dflash_inputs_kernel": prepare_dflash_inputs,
     f"{SPEC_DECODE}.rejection_sampler._gather_draft_sampled_kernel": gather_draft_sampled,
 }
-KERNELS_SINCE_0_33 = {
-    f"{SPEC_DECODE}.dflash.speculator._prepare_dflash_inputs_kernel": (
-        prepare_dflash_inputs_and_padding
-    ),
+KERNELS_SINCE = {
+    (0, 33): {
+        f"{SPEC_DECODE}.dflash.speculator._prepare_dflash_inputs_kernel": (
+            prepare_dflash_inputs_and_padding
+        ),
+    }
 }

@@ -1,8 +1,8 @@
 """Forms of one kernel for several versions of vLLM.
 
-A module's `KERNELS` are the forms for vLLM 0.32. `KERNELS_SINCE_0_33` holds those that changed in
-0.33, in their parameters or, under the same parameters, in what they do. A changed form is written
-as what it adds to the earlier one:
+A module's `KERNELS` are the forms for the oldest release (contract/releases.py). `KERNELS_SINCE`
+holds, by version, those that changed in a later one, in their parameters or, under the same
+parameters, in what they do. A changed form is written as what it adds to the earlier one:
 
     @later_form(post_update, inserted={"total_len_ptr": ("draft_tokens_ptr",)})
     def post_update_0_33(*, draft_tokens_ptr, **arguments): ...

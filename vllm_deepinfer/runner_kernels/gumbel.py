@@ -260,6 +260,6 @@ def _keep_logits(
 
 
 KERNELS = {f"{SAMPLE}.gumbel._gumbel_sample_kernel": gumbel_sample}
-KERNELS_SINCE_0_33 = {
-    f"{SAMPLE}.gumbel._gumbel_sample_kernel": partial(gumbel_sample, step_in_seed=True)
+KERNELS_SINCE = {
+    (0, 33): {f"{SAMPLE}.gumbel._gumbel_sample_kernel": partial(gumbel_sample, step_in_seed=True)}
 }

@@ -8,27 +8,26 @@ options such as `num_warps`, which mean nothing to torch, are dropped.
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import vllm.v1
+import vllm
 import vllm.v1.worker.gpu_worker as gpu_worker
 from vllm.triton_utils import triton
 from vllm.triton_utils.dispatcher import KernelOverride, register_kernels
 from vllm.triton_utils.importing import TritonPlaceholder
 from vllm.utils.math_utils import next_power_of_2
 
-from vllm_deepinfer.compat import ContractError
-from vllm_deepinfer.runner_kernels.catalogue import NO_REASON, PACKAGE
+from vllm_deepinfer.contract.releases import ContractError
+from vllm_deepinfer.runner_kernels.catalogue import NO_REASON, find_kernels
 from vllm_deepinfer.runner_kernels.forms import positional_names
 
+# The folder that holds the package `vllm`.
+_ROOT = Path(vllm.__path__[0]).parent
 LAUNCH_OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg", "launch_pdl"})
-_JIT_FUNCTION = re.compile(r"^@triton\.jit(?:\(.*?\))?\ndef (\w+)", re.MULTILINE | re.DOTALL)
-_SUBSCRIPTED = re.compile(r"\b(\w+)\[")
 
 
 class TorchKernel(KernelOverride):
@@ -50,25 +49,6 @@ class TorchKernel(KernelOverride):
         override.__class__ = cls
 
 
-def find_kernels() -> list[str]:
-    """Full names of the Triton kernels below `PACKAGE` that its code launches.
-
-    Functions that only kernels call are not among them. Works on the source text, because without
-    Triton a kernel is a plain function like any other.
-    """
-    root = Path(vllm.v1.__path__[0]) / "worker" / "gpu"
-    functions: list[tuple[str, str]] = []
-    launched: set[str] = set()
-    for path in sorted(root.rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        if "@triton.jit" not in text:
-            continue
-        module = ".".join((PACKAGE, *path.relative_to(root).with_suffix("").parts))
-        functions += ((module, name) for name in _JIT_FUNCTION.findall(text))
-        launched.update(_SUBSCRIPTED.findall(text))
-    return [f"{module}.{name}" for module, name in functions if name in launched]
-
-
 def refusal(name: str, reason: str = NO_REASON) -> Callable[..., NoReturn]:
     """An implementation that raises NotImplementedError naming the kernel and what to change."""
 
@@ -85,12 +65,13 @@ def install(kernels: Mapping[str, Callable[..., Any]], reasons: Mapping[str, str
     """Register `kernels` and refuse every other kernel of the V2 runner, for its reason if any.
 
     Raises:
-        vllm_deepinfer.compat.ContractError: a kernel has other parameters than its stand-in.
+        vllm_deepinfer.contract.releases.ContractError: a kernel has other parameters than its
+            stand-in.
     """
     if isinstance(triton, TritonPlaceholder):
         # Host code calls it to choose block sizes; vLLM's stand-in for Triton lacks it.
         triton.next_power_of_2 = next_power_of_2
-    others = (name for name in find_kernels() if name not in kernels)
+    others = (name for name in find_kernels(_ROOT) if name not in kernels)
     refused = {name: refusal(name, reasons.get(name, NO_REASON)) for name in others}
     register_kernels({**kernels, **refused})
     wrappers = {name: _wrapper(name) for name in (*kernels, *refused)}
@@ -112,7 +93,7 @@ def check_parameters(name: str, found: tuple[str, ...], expected: tuple[str, ...
     """Compare the parameters vLLM's kernel `name` has with those its stand-in expects.
 
     Raises:
-        vllm_deepinfer.compat.ContractError: they differ.
+        vllm_deepinfer.contract.releases.ContractError: they differ.
     """
     if found != expected:
         raise ContractError(

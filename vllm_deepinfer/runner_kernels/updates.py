@@ -156,4 +156,4 @@ KERNELS = {
     f"{MODULE}._post_update_kernel": post_update,
     "vllm.v1.worker.gpu.buffer_utils._apply_write_kernel": apply_write,
 }
-KERNELS_SINCE_0_33 = {f"{MODULE}._post_update_kernel": post_update_with_drafts}
+KERNELS_SINCE = {(0, 33): {f"{MODULE}._post_update_kernel": post_update_with_drafts}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
+from vllm_deepinfer.contract.symbols import Symbol, calls, has_fields, overrides, uses
 
 _PLATFORM = "vllm.platforms.cuda"
 _SYNC_CHECK = "vllm.utils.gpu_sync_debug"

@@ -1,8 +1,8 @@
-"""What the model and its drafting rely on in vLLM; see contract.py for the five forms."""
+"""What the model and its drafting rely on in vLLM."""
 
 from __future__ import annotations
 
-from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
+from vllm_deepinfer.contract.symbols import Symbol, calls, has_fields, overrides, uses
 
 _LAYER_BASE = "vllm.model_executor.layers.attention_layer_base"
 _BACKEND = "vllm.v1.attention.backend"

@@ -1,13 +1,14 @@
-"""What the scheduler mixin edits, reads and overrides of vLLM's schedulers."""
+"""What the scheduler mixin edits, reads and overrides of vLLM's schedulers, and the vote."""
 
 from __future__ import annotations
 
-from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
+from vllm_deepinfer.contract.symbols import Symbol, calls, has_fields, overrides, uses
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
 _INTERFACE = "vllm.v1.core.sched.interface"
 _REQUEST = "vllm.v1.request"
 _WORKER = "vllm.v1.worker.gpu_worker"
+_ENGINE = "vllm.v1.engine.core"
 
 SCHEDULER: tuple[Symbol, ...] = (
     overrides(_SCHEDULER, "Scheduler.schedule", "self", "throttle_prefills"),
@@ -80,4 +81,12 @@ STEP_TIMES: tuple[Symbol, ...] = (
         "decode_query_len",
         "model",
     ),
+)
+
+# Replaced on the class itself by patch/dp_vote.py, and what that reads of an engine.
+VOTE: tuple[Symbol, ...] = (
+    overrides(_ENGINE, "DPEngineCoreProc._has_global_unfinished_reqs", "self", "local_unfinished"),
+    overrides(_ENGINE, "DPEngineCoreProc._should_throttle_prefills", "self"),
+    has_fields(_ENGINE, "DPEngineCoreProc", "scheduler", "vllm_config", "dp_group", "step_counter"),
+    has_fields("vllm.config.parallel", "ParallelConfig", "cpu_distributed_timeout_seconds"),
 )

@@ -1,22 +1,12 @@
-"""What the command ``doctor`` relies on of vLLM; contract.py says in which forms."""
+"""What the command ``doctor`` relies on of vLLM."""
 
 from __future__ import annotations
 
-from vllm_deepinfer.compat import Symbol, calls, has_fields, uses
+from vllm_deepinfer.contract.symbols import Symbol, calls, has_fields, uses
 
 _ARGUMENTS = "vllm.engine.arg_utils"
 _UTILS, _PLANNING = "vllm.v1.core.kv_cache_utils", "vllm.v1.core.kv_cache_planning"
 _PLAN = ("vllm_config", "kv_cache_specs", "available_memory")
-
-# Taken from where vLLM itself imports them, because their own modules move between releases.
-BORROWED: dict[str, tuple[str, ...]] = {
-    "vllm.entrypoints.cli.serve": ("make_arg_parser", "validate_parsed_serve_args"),
-    "vllm.v1.engine.core": (
-        "get_kv_cache_configs",
-        "resolve_kv_cache_layout",
-        "register_all_kvcache_specs",
-    ),
-}
 
 DOCTOR: tuple[Symbol, ...] = (
     calls("vllm.entrypoints.launchers.cli_args", "make_arg_parser", "parser", until=(0, 33)),

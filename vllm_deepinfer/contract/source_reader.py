@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from vllm_deepinfer.compat import Symbol, compare_parameters
+from vllm_deepinfer.contract.symbols import Symbol, compare_parameters
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -100,11 +100,15 @@ def _check_function(symbol: Symbol, function: ast.FunctionDef) -> str | None:
 
 @cache
 def _parse(root: Path, module: str) -> ast.Module | None:
+    path = module_path(root, module)
+    return None if path is None else ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def module_path(root: Path, module: str) -> Path | None:
+    """The file of a module or package below `root`, None if there is none."""
     base = root.joinpath(*module.split("."))
-    for path in (base.with_suffix(".py"), base / "__init__.py"):
-        if path.is_file():
-            return ast.parse(path.read_text(encoding="utf-8"), str(path))
-    return None
+    candidates = (base.with_name(f"{base.name}.py"), base / "__init__.py")
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -133,14 +137,53 @@ def _names(node: ast.stmt) -> tuple[str, ...]:
 def _find_member(
     root: Path, module: str, owner: ast.Module | ast.ClassDef, name: str
 ) -> ast.stmt | None:
-    """The statement that binds `name` in a module, or in a class or one of its bases."""
+    """The statement that binds `name` in a module, or in a class or one of its bases.
+
+    For a name that the module imports from another one below `root`, the statement there.
+    """
     if isinstance(owner, ast.Module):
-        return next((n for n in _statements(owner.body) if name in _names(n)), None)
+        for node in _statements(owner.body):
+            if name in _names(node):
+                return node
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                for alias in node.names:
+                    if _bound_name(alias) == name:
+                        return _follow(root, module, node, alias)
+        return None
     for _, cls in _with_bases(root, module, owner):
         for node in _statements(cls.body):
             if name in _names(node):
                 return node
     return None
+
+
+def _bound_name(alias: ast.alias) -> str:
+    return alias.asname or alias.name.partition(".")[0]
+
+
+def _follow(
+    root: Path, module: str, node: ast.Import | ast.ImportFrom, alias: ast.alias
+) -> ast.stmt | None:
+    """What an import in `module` binds; itself where that is a module or lies elsewhere."""
+    if isinstance(node, ast.Import):
+        return node
+    source = _source_of(root, module, node)
+    tree = _parse(root, source)
+    if tree is None or module_path(root, f"{source}.{alias.name}") is not None:
+        return node
+    return _find_member(root, source, tree, alias.name)
+
+
+def _source_of(root: Path, module: str, node: ast.ImportFrom) -> str:
+    """Full name of the module that a `from ... import` in `module` reads."""
+    if node.level == 0:
+        return node.module or ""
+    path = module_path(root, module)
+    parts = module.split(".")
+    # A package is its own first level.
+    num_dropped = node.level - (path is not None and path.name == "__init__.py")
+    kept = parts[: len(parts) - num_dropped]
+    return ".".join([*kept, *([node.module] if node.module else [])])
 
 
 def _find_class(root: Path, module: str, name: str) -> tuple[str, ast.ClassDef] | None:
@@ -158,10 +201,11 @@ def _find_class(root: Path, module: str, name: str) -> tuple[str, ast.ClassDef] 
                 if node is None:
                     return None
             return module, node
-        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+        if isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                if (alias.asname or alias.name) == first:
-                    return _find_class(root, node.module, ".".join([alias.name, *rest]))
+                if _bound_name(alias) == first:
+                    source = _source_of(root, module, node)
+                    return _find_class(root, source, ".".join([alias.name, *rest]))
     return None
 
 

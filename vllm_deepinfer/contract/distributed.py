@@ -1,8 +1,8 @@
-"""What data and expert parallelism rely on in vLLM; see contract.py for the five forms."""
+"""What data and expert parallelism rely on in vLLM."""
 
 from __future__ import annotations
 
-from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
+from vllm_deepinfer.contract.symbols import Symbol, calls, has_fields, overrides, uses
 
 _COMMUNICATORS = "vllm.distributed.device_communicators"
 _GROUPS = "vllm.distributed.parallel_state"

@@ -1,8 +1,8 @@
-"""What the CPU platform relies on to run every build of vLLM; contract.py has the five forms."""
+"""What the CPU platform relies on to run every build of vLLM."""
 
 from __future__ import annotations
 
-from vllm_deepinfer.compat import Symbol, has_fields, overrides
+from vllm_deepinfer.contract.symbols import Symbol, has_fields, overrides
 
 BUILDS: tuple[Symbol, ...] = (
     overrides("vllm.platforms.cpu", "CpuPlatform.import_kernels", "cls"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_deepinfer.compat import Symbol, calls, has_fields, overrides, uses
+from vllm_deepinfer.contract.symbols import Symbol, calls, has_fields, overrides, uses
 
 _INTERFACE = "vllm.platforms.interface"
 _WORKER = "vllm.v1.worker.gpu_worker"

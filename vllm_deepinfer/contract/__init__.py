@@ -21,6 +21,7 @@ from vllm_deepinfer.contract.doctor import DOCTOR
 from vllm_deepinfer.contract.model import DRAFTING, MODEL, VENDOR_KERNELS
 from vllm_deepinfer.contract.platform import PLATFORM, WORKER
 from vllm_deepinfer.contract.registration import REGISTRATION
+from vllm_deepinfer.contract.runner import RUNNER
 from vllm_deepinfer.contract.scheduler import SCHEDULER, STEP_TIMES, VOTE
 from vllm_deepinfer.contract.sm100 import SM100
 from vllm_deepinfer.contract.symbols import Symbol
@@ -30,6 +31,7 @@ CONTRACT: tuple[Symbol, ...] = (
     *BUILDS,
     *WORKER,
     *REGISTRATION,
+    *RUNNER,
     *VOTE,
     *MODEL,
     *DRAFTING,

@@ -14,6 +14,8 @@ _COMMUNICATORS = "vllm.distributed.device_communicators"
 _CONFIG = "vllm.config.vllm"
 
 ASCEND_PLATFORM: tuple[Symbol, ...] = (
+    uses("vllm.platforms", "Platform"),
+    uses("vllm.platforms", "PlatformEnum"),
     uses(_INTERFACE, "PlatformEnum.OOT"),
     overrides(_INTERFACE, "Platform.pre_register_and_update", "cls", "parser"),
     overrides(_INTERFACE, "Platform.apply_config_platform_defaults", "cls", "vllm_config"),
@@ -61,6 +63,8 @@ ASCEND_PLATFORM: tuple[Symbol, ...] = (
 )
 
 ASCEND_WORKER: tuple[Symbol, ...] = (
+    uses(_WORKER, "Worker.__init__"),
+    uses(_INTERFACE, "Platform.dist_backend"),
     overrides(_WORKER, "Worker._maybe_get_memory_pool_context", "self", "tag"),
     overrides(_WORKER, "Worker.execute_dummy_batch", "self"),
     calls(_WORKER, "Worker._init_workspace_and_model_runner", "self"),
@@ -88,13 +92,18 @@ ASCEND_WORKER: tuple[Symbol, ...] = (
     ),
 )
 
-# What the redirect replaces where the runner's modules import it. That they do, and that no other
-# module of the runner asks for torch.cuda, tests/platforms/test_ascend950_redirect.py reads in the
-# sources.
+# What the redirect replaces in the runner's modules. That no other module of the runner asks for
+# torch.cuda, tests/platforms/test_ascend950_redirect.py reads in the sources.
 REDIRECT: tuple[Symbol, ...] = (
-    uses("vllm.model_executor.warmup.kernel_warmup", "kernel_warmup"),
-    calls("vllm.distributed.parallel_state", "graph_capture", "device"),
-    uses("vllm.utils.platform_utils", "is_uva_available"),
+    uses(_RUNNER, "torch"),
+    uses("vllm.v1.worker.gpu.async_utils", "torch"),
+    uses(_GRAPHS, "torch"),
+    uses("vllm.v1.worker.gpu.structured_outputs", "torch"),
+    uses("vllm.v1.worker.gpu.spec_decode.utils", "torch"),
+    overrides(_GRAPHS, "graph_capture", "device"),
+    overrides("vllm.v1.worker.gpu.buffer_utils", "is_uva_available"),
+    uses(_WORKER, "kernel_warmup"),
+    uses("vllm.v1.sample.ops.topk_topp_sampler", "HAS_TRITON"),
     uses("vllm.utils.torch_utils", "_current_stream_tls"),
 )
 
@@ -126,7 +135,14 @@ GRAPHS: tuple[Symbol, ...] = (
 )
 
 COMMUNICATOR: tuple[Symbol, ...] = (
-    uses(f"{_COMMUNICATORS}.base_device_communicator", "DeviceCommunicatorBase"),
+    uses(f"{_COMMUNICATORS}.base_device_communicator", "DeviceCommunicatorBase.__init__"),
+    has_fields(
+        f"{_COMMUNICATORS}.base_device_communicator",
+        "DeviceCommunicatorBase",
+        "use_all2all",
+        "cpu_group",
+        "all2all_manager",
+    ),
     overrides(
         f"{_COMMUNICATORS}.base_device_communicator",
         "DeviceCommunicatorBase.all_gather",

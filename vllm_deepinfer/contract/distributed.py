@@ -11,7 +11,7 @@ _EXECUTOR = "vllm.v1.executor.multiproc_executor"
 
 DISTRIBUTED: tuple[Symbol, ...] = (
     overrides("vllm.platforms.cpu", "CpuPlatform.get_device_communicator_cls", "cls"),
-    calls("vllm.config.vllm", "get_current_vllm_config_or_none"),
+    calls("vllm.config", "get_current_vllm_config_or_none"),
     calls(
         f"{_COMMUNICATORS}.cpu_communicator",
         "CpuCommunicator.__init__",
@@ -68,6 +68,7 @@ DISTRIBUTED: tuple[Symbol, ...] = (
         "max_chunk_bytes",
     ),
     # Makes the queue of results by the class's name in this module, which a worker replaces.
+    uses(_EXECUTOR, "MessageQueue"),
     calls(_EXECUTOR, "WorkerProc._init_message_queues", "self", "input_shm_handle", "vllm_config"),
     has_fields(
         "vllm.config.parallel",

@@ -76,7 +76,9 @@ MODEL: tuple[Symbol, ...] = (
         "head_size_v",
         "dtype",
     ),
+    uses(_KV_CACHE, "KVCacheSpec"),
     uses("vllm.v1.kv_cache_layout", "KVCacheLayout.BLHNC"),
+    uses("vllm.sequence", "IntermediateTensors"),
     overrides(
         "vllm.v1.worker.gpu.model_states.default",
         "DefaultModelState.prepare_inputs",
@@ -98,6 +100,16 @@ MODEL: tuple[Symbol, ...] = (
 )
 
 DRAFTING: tuple[Symbol, ...] = (
+    # Called by vLLM with what else it has, which passes through unchanged.
+    calls(
+        f"{_SPEC_DECODE}.rejection_sampler",
+        "RejectionSampler.__call__",
+        "self",
+        "logits",
+        "input_batch",
+    ),
+    uses("vllm.v1.worker.gpu.sample.output", "SamplerOutput"),
+    uses("vllm.v1.outputs", "LogprobsTensors"),
     overrides(
         f"{_SPEC_DECODE}.rejection_sampler",
         "RejectionSampler._verify",
@@ -195,6 +207,11 @@ DRAFTING: tuple[Symbol, ...] = (
         "self",
         "layers",
     ),
+    overrides(
+        "vllm.model_executor.models.interfaces",
+        "SupportsEagle3.get_eagle3_default_aux_hidden_state_layers",
+        "self",
+    ),
     overrides("vllm.v1.worker.gpu_worker", "Worker.sample_tokens", "self", "grammar_output"),
     uses("vllm.v1.worker.gpu_worker", "Worker.load_model"),
     has_fields("vllm.v1.worker.gpu.model_runner", "GPUModelRunner", "speculator"),
@@ -242,7 +259,11 @@ DRAFTING: tuple[Symbol, ...] = (
     has_fields("vllm.v1.worker.gpu.states", "RequestState", "max_num_batched_tokens"),
     has_fields("vllm.config.vllm", "VllmConfig", "instance_id"),
     has_fields("vllm.config.parallel", "ParallelConfig", "data_parallel_index"),
-    uses("vllm.v1.metrics.loggers", "StatLoggerBase"),
+    overrides(
+        "vllm.v1.metrics.loggers", "StatLoggerBase.__init__", "self", "vllm_config", "engine_index"
+    ),
+    uses("vllm.v1.metrics.loggers", "StatLoggerBase.record"),
+    overrides("vllm.v1.metrics.loggers", "StatLoggerBase.log_engine_initialized", "self"),
 )
 
 # What the Triton kernels of a CUDA platform are exchanged for where it is there (ops/triton).

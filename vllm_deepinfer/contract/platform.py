@@ -9,6 +9,14 @@ _INTERFACE = "vllm.platforms.interface"
 _CONFIG = "vllm.config.vllm"
 
 PLATFORM: tuple[Symbol, ...] = (
+    uses("vllm", "__version__"),
+    uses("vllm.platforms", "current_platform"),
+    calls(_INTERFACE, "Platform.is_cpu", "self"),
+    calls(_INTERFACE, "Platform.get_device_name", "cls"),
+    uses("vllm.config", "VllmConfig"),
+    uses("vllm.config", "CompilationMode"),
+    uses("vllm.config", "CUDAGraphMode"),
+    uses(_CONFIG, "envs"),
     overrides(_PLATFORM, "CpuPlatform.check_and_update_config", "cls", "vllm_config"),
     overrides(_PLATFORM, "CpuPlatform.update_block_size_for_backend", "cls", "vllm_config"),
     overrides(_PLATFORM, "CpuPlatform.support_hybrid_kv_cache", "cls"),

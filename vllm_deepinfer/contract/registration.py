@@ -10,6 +10,8 @@ _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _QUANTIZATION_BASE = f"{_QUANTIZATION}.base_config"
 
 REGISTRATION: tuple[Symbol, ...] = (
+    uses("vllm.model_executor.models", "ModelRegistry"),
+    calls("vllm.plugins", "load_general_plugins"),
     has_fields(_MODEL_REGISTRY, "_ModelRegistry", "models"),
     has_fields(_MODEL_REGISTRY, "_LazyRegisteredModel", "module_name", "class_name"),
     overrides(_MODEL_REGISTRY, "_LazyRegisteredModel.inspect_model_cls", "self"),
@@ -18,6 +20,11 @@ REGISTRATION: tuple[Symbol, ...] = (
     calls(_QUANTIZATION, "register_quantization_config", "quantization"),
     calls(_QUANTIZATION, "get_quantization_config", "quantization"),
     uses(_QUANTIZATION, "QUANTIZATION_METHODS"),
+    uses(_QUANTIZATION_BASE, "QuantizeMethodBase"),
+    overrides(_QUANTIZATION_BASE, "QuantizationConfig.get_name", "self"),
+    overrides(_QUANTIZATION_BASE, "QuantizationConfig.get_supported_act_dtypes", "self"),
+    overrides(_QUANTIZATION_BASE, "QuantizationConfig.get_min_capability", "cls"),
+    overrides(_QUANTIZATION_BASE, "QuantizationConfig.get_config_filenames"),
     overrides(_QUANTIZATION_BASE, "QuantizationConfig.from_config", "cls", "config"),
     overrides(
         _QUANTIZATION_BASE,

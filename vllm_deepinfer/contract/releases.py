@@ -93,9 +93,6 @@ RELEASES = (
             "input_batch._post_update_kernel",
             "sample.gumbel._gumbel_sample_kernel",
             "spec_decode.dflash.speculator._prepare_dflash_inputs_kernel",
-            "spec_decode.rejection_sampler_utils._compute_local_logits_stats_kernel",
-            "spec_decode.rejection_sampler_utils._compute_local_residual_mass_kernel",
-            "spec_decode.rejection_sampler_utils._rejection_kernel",
         ),
         refused_kernels=(
             "sample.watermark._draft_step_kernel",
@@ -151,7 +148,7 @@ RELEASES = (
                 "Noise of block verification and of cached drafts is drawn anew for each step "
                 "of a block.",
                 ("vllm.v1.worker.gpu.sample.gumbel", "def spec_step_seed"),
-                ("runner_kernels/gumbel.py", "runner_kernels/rejection.py"),
+                ("runner_kernels/gumbel.py",),
             ),
         ),
     ),

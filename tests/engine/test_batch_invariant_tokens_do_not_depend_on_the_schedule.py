@@ -8,6 +8,9 @@ that the window slides, the top-k selection bites and the candidate filter drops
 
 from __future__ import annotations
 
+import multiprocessing
+from multiprocessing.context import SpawnProcess
+
 import numpy as np
 import pytest
 from in_process import (
@@ -18,6 +21,9 @@ from in_process import (
     scheduler,
     set_step_tokens,
 )
+from vllm import envs
+
+from vllm_deepinfer.platforms import cpu
 
 NUM_TOKENS = 8
 OPTIONS = {"additional_config": {"deepinfer": {"batch_invariant": True}}}
@@ -121,7 +127,25 @@ def test_preemption_for_want_of_blocks_changes_nothing(llm, tiny_folder):
         assert counter(tight, "vllm:num_preemptions") > 0
 
 
-def test_synchronous_scheduling_changes_nothing(llm, expected, tiny_folder):
+@pytest.fixture
+def spawned_workers(llm, monkeypatch):
+    """As if VLLM_WORKER_MULTIPROC_METHOD=spawn had been there before vLLM was imported."""
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    monkeypatch.setattr(cpu, "_USER_START_METHOD", "spawn")
+    envs.disable_envs_cache()  # the first engine of a process has filled it
+    yield
+    envs.disable_envs_cache()
+
+
+def test_synchronous_steps_of_a_spawned_worker_change_nothing(
+    llm, expected, tiny_folder, spawned_workers
+):
+    """A spawned worker inherits no module: it imports the model while vLLM loads it.
+
+    Forked workers: all tests of the server.
+    """
     assert llm.llm_engine.vllm_config.scheduler_config.async_scheduling
-    with engine(tiny_folder, async_scheduling=False, **OPTIONS) as synchronous:
+    other = {"async_scheduling": False, "distributed_executor_backend": "mp", **OPTIONS}
+    with engine(tiny_folder, **other) as synchronous:
+        assert [type(child) for child in multiprocessing.active_children()] == [SpawnProcess]
         assert run(synchronous, [PROMPT], NUM_TOKENS) == [expected]

@@ -38,19 +38,20 @@ E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 def _e2m1_boundaries() -> Tensor:
     """Smallest magnitude that rounds to each code 1..7: midpoints go to the even code."""
-    values = torch.tensor(E2M1_VALUES, dtype=torch.float32)
+    values = torch.tensor(E2M1_VALUES, dtype=torch.float32, device="cpu")
     midpoints = (values[1:] + values[:-1]) / 2
-    upper_is_even = torch.arange(1, 8) % 2 == 0
+    upper_is_even = torch.arange(1, 8, device="cpu") % 2 == 0
     above = torch.nextafter(midpoints, torch.full_like(midpoints, torch.inf))
     return torch.where(upper_is_even, midpoints, above)
 
 
 _BOUNDARIES = _e2m1_boundaries()
 _SIGNED_VALUES = torch.tensor(
-    E2M1_VALUES + tuple(-value for value in E2M1_VALUES), dtype=torch.float32
+    E2M1_VALUES + tuple(-value for value in E2M1_VALUES), dtype=torch.float32, device="cpu"
 )
+_BYTES = torch.arange(256, dtype=torch.uint8, device="cpu")
 _PAIRS = torch.stack(
-    [_SIGNED_VALUES[torch.arange(256) & 15], _SIGNED_VALUES[torch.arange(256) >> 4]], dim=1
+    [_SIGNED_VALUES[(_BYTES & 15).long()], _SIGNED_VALUES[(_BYTES >> 4).long()]], dim=1
 )
 # Both float32 values of a byte as one 8-byte element, so that a look-up moves them together.
 _PACKED_PAIRS = _PAIRS.view(torch.float64).flatten()
@@ -70,8 +71,7 @@ def _packed_pairs_on(device: torch.device) -> Tensor:
 @cache
 def _ue8m0_values_on(device: torch.device) -> Tensor:
     """Float32 ``[256]`` by byte."""
-    bytes_ = torch.arange(256, dtype=torch.uint8)
-    return bytes_.view(torch.float8_e8m0fnu).to(torch.float32).to(device)
+    return _BYTES.view(torch.float8_e8m0fnu).to(torch.float32).to(device)
 
 
 # -- scales ---------------------------------------------------------------------------------------

@@ -14,6 +14,10 @@ BOUND = 1e-6  # relative L2: both add in float32, in different orders
 ROWS = (1, 7, 16, 33)  # one tile and several, full and not
 OUTPUTS, COLUMNS = 56, 544  # likewise; more columns than are decoded at once
 _BFLOAT16 = 1  # what the rows are, see ops/linear.py
+# Named, for this may run while vLLM loads the model: torch's default dtype is the model's then, and
+# its default device the accelerator. The kernels write float32, whatever room there is.
+_VALUES = {"dtype": torch.float32, "device": "cpu"}
+_BYTES = {"dtype": torch.uint8, "device": "cpu"}
 
 
 class TileUnitError(RuntimeError):
@@ -46,22 +50,22 @@ def check_tile_unit(kernels: ModuleType, tiled: str = "amx") -> None:
 
 def _rows() -> Tensor:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(max(ROWS), COLUMNS, generator=generator).to(torch.bfloat16)
+    return torch.randn(max(ROWS), COLUMNS, generator=generator, **_VALUES).to(torch.bfloat16)
 
 
 def _weights() -> list[tuple[Tensor, Tensor | None]]:
     generator = torch.Generator().manual_seed(2)
-    codes = torch.randint(0, 0x7F, (OUTPUTS, COLUMNS), dtype=torch.uint8, generator=generator)
-    codes |= torch.randint(0, 2, codes.shape, dtype=torch.uint8, generator=generator) << 7
+    codes = torch.randint(0, 0x7F, (OUTPUTS, COLUMNS), generator=generator, **_BYTES)
+    codes |= torch.randint(0, 2, codes.shape, generator=generator, **_BYTES) << 7
     blocks = (-(-OUTPUTS // 32), COLUMNS // 32)
-    scale = torch.randint(115, 126, blocks, dtype=torch.uint8, generator=generator)
-    plain = torch.randn(OUTPUTS, COLUMNS, generator=generator).to(torch.bfloat16)
+    scale = torch.randint(115, 126, blocks, generator=generator, **_BYTES)
+    plain = torch.randn(OUTPUTS, COLUMNS, generator=generator, **_VALUES).to(torch.bfloat16)
     return [(codes.view(torch.float8_e4m3fn), scale), (plain, None)]
 
 
 def _product(kernels: ModuleType, rows: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
     """Float32 ``[T, OUTPUTS]``."""
-    out = torch.empty(len(rows), OUTPUTS)
+    out = torch.empty(len(rows), OUTPUTS, **_VALUES)
     scales = 0 if scale is None else scale.data_ptr()
     kernels.linear(
         rows.data_ptr(), _BFLOAT16, 0, len(rows), 1, COLUMNS, weight.data_ptr(),

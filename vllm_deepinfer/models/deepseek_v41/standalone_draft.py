@@ -46,7 +46,9 @@ class StandaloneDraft:
 
     def tap_layers(self) -> dict[int, Tensor]:
         """What to pass as ``taps`` when the target computes."""
-        return dict.fromkeys(self.target.config.dspark_target_layer_ids, torch.empty(0))
+        return dict.fromkeys(
+            self.target.config.dspark_target_layer_ids, torch.empty(0, dtype=torch.float32)
+        )
 
     @torch.no_grad()
     def observe(self, taps: dict[int, Tensor], first_position: int) -> None:

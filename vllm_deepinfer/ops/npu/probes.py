@@ -28,7 +28,7 @@ class _Values:
         self.generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int, dtype: torch.dtype = F32) -> Tensor:
-        return torch.randn(*shape, generator=self.generator).to(dtype)
+        return torch.randn(*shape, generator=self.generator, dtype=F32).to(dtype)
 
     def uneven(self, *shape: int, dtype: torch.dtype = BF16) -> Tensor:
         """Over several powers of two, one a group of 32 columns; the last group is zero."""

@@ -109,10 +109,14 @@ def _deep_gemm_linear(x, scales, weight, weight_scale, dtype, groups=1) -> Tenso
     return out.view(tokens, rows)
 
 
+def _normal(size: tuple[int, int], generator: torch.Generator) -> Tensor:
+    return torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
+
+
 def _probe_deep_gemm(device: torch.device) -> tuple:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(MIN_TOKENS + 3, 2 * 256, generator=generator)
-    weight = torch.randn(2 * 128, 256, generator=generator)
+    sizes = ((MIN_TOKENS + 3, 2 * 256), (2 * 128, 256))
+    x, weight = (_normal(size, generator) for size in sizes)
     parts = (*reference_linear.quantise_fp8(x), *quantise_fp8_blocks(weight))
     return *(part.to(device) for part in parts), torch.bfloat16, 2
 
@@ -131,7 +135,7 @@ def _fits_cublas(x, weight) -> bool:
 def _probe_cublas(device: torch.device) -> tuple:
     generator = torch.Generator().manual_seed(0)
     sizes = ((5, 256), (64, 256))
-    x, weight = (torch.randn(size, generator=generator).to(torch.bfloat16) for size in sizes)
+    x, weight = (_normal(size, generator).to(torch.bfloat16) for size in sizes)
     return x.to(device), weight.to(device)
 
 

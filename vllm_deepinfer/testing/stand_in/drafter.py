@@ -153,7 +153,7 @@ class StandInDrafter(nn.Module):
     def compute_draft_logits(self, head_input: Tensor) -> Tensor:
         """Base logits ``[n, V]``: nothing for a right draft, the wrong token for a wrong one."""
         wrong = torch.from_numpy(from_hidden(head_input, NUM_HEAD_NUMBERS)[:, -1])
-        logits = torch.zeros(len(head_input), self.config.vocab_size)
+        logits = torch.zeros(len(head_input), self.config.vocab_size, dtype=torch.float32)
         return logits.scatter_(1, wrong.unsqueeze(1), WRONG_LOGIT * (wrong > 0).unsqueeze(1))
 
     def compute_logits(self, head_input: Tensor) -> Tensor:
@@ -169,7 +169,8 @@ class StandInDrafter(nn.Module):
     def markov_bias(self, markov: Tensor) -> Tensor:
         """``[n, V]``: the successor of the token before."""
         after = torch.from_numpy(successors(self.settings.seed))[markov.long()]
-        return torch.zeros(len(markov), self.config.vocab_size).scatter_(1, after, MARKOV_LOGIT)
+        none = torch.zeros(len(markov), self.config.vocab_size, dtype=torch.float32)
+        return none.scatter_(1, after, MARKOV_LOGIT)
 
     def compute_confidence(self, head_input: Tensor, markov: Tensor) -> Tensor:
         """Calibrated chance ``[R * K]``; raw logits stay in ``newest_confidence_logits``."""

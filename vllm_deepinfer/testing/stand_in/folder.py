@@ -30,7 +30,8 @@ def make_stand_in(folder: str | os.PathLike[str], **settings: Any) -> Settings:
     folder.mkdir(parents=True, exist_ok=True)
     write_configuration(folder, preset("tiny"))
     # The second marks the folder as one with draft stages.
-    dummies = {"norm.weight": torch.ones(1), "mtp.0.norm.weight": torch.ones(1)}
+    one = torch.ones(1, dtype=torch.float32)
+    dummies = {"norm.weight": one, "mtp.0.norm.weight": one.clone()}
     save_file(dummies, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / SETTINGS_NAME).write_text(json.dumps(made.to_json(), indent=2), encoding="utf-8")
     return made

@@ -134,7 +134,7 @@ def check(group: ExpertGroup, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(950)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")
 
     shapes = ((inter, hidden), (inter, hidden), (hidden, inter))
     whole = [
@@ -153,7 +153,7 @@ def check(group: ExpertGroup, device: torch.device) -> None:
         if rank == group.rank:
             arguments = rows, scales, chosen, weights
     outputs = reference_linear.fp4_experts(*arguments, *whole, 0, limit, torch.bfloat16)
-    none = torch.zeros(len(outputs), hidden)
+    none = torch.zeros(len(outputs), hidden, dtype=torch.float32, device="cpu")
     wanted = reference.sum_experts(outputs, arguments[2], none, torch.bfloat16)
     each = group.experts // group.ranks
     held = slice(group.rank * each, (group.rank + 1) * each)

@@ -76,7 +76,7 @@ def test_json_is_all_of_the_output_and_has_the_documented_layout(printed):
     documented = set(re.findall(r"\w+", vllm_deepinfer.doctor.__doc__))
     for names in LAYOUT.values():
         assert set(names.split()) <= documented
-    assert document["findings"][0]["check"] == "reference_operations"
+    assert "reference_operations" in {finding["check"] for finding in document["findings"]}
 
 
 def test_the_flags_of_vllm_are_those_of_its_parser():
@@ -140,7 +140,7 @@ def test_a_torch_that_cannot_be_imported_is_reported(tmp_path, package, raised, 
 
 @pytest.fixture(scope="module")
 def state():
-    return look({})
+    return replace(look({}), shm_free_bytes=None)  # whatever container the tests run in
 
 
 def test_without_vllm_the_checkpoint_is_still_described(state):

@@ -8,6 +8,7 @@ If this breaks, people download gigabytes and then read a traceback.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,10 @@ APART = ["unshare", "--mount", "--net"]
 CAN_HIDE = shutil.which("unshare") and not subprocess.run([*APART, "true"]).returncode
 
 
+def quote(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
 def libnuma() -> Path:
     listed = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout
     return next(
@@ -49,19 +54,19 @@ def hidden(tmp_path: Path) -> dict[str, tuple[list[str], list[str]]]:
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     return {
         "venv": (
-            [f"mount --bind {empty} {STDLIB / 'ensurepip'}"],
+            [f"mount --bind {quote(empty)} {quote(STDLIB / 'ensurepip')}"],
             ["ensurepip", f"python{version}-venv", "Fedora"],
         ),
         "headers": (
-            [f"mount --bind {empty} {HEADERS}"],
+            [f"mount --bind {quote(empty)} {quote(HEADERS)}"],
             ["Python.h", f"python{version}-dev", f"python{version}-devel"],
         ),
         "libnuma": (
-            [f"mount --bind {file} {libnuma()}"],
+            [f"mount --bind {quote(file)} {quote(libnuma())}"],
             ["libnuma.so.1", "libnuma1", "numactl-libs"],
         ),
         "disk": (
-            [f"mount -t tmpfs -o size=1m tmpfs {small}", f"export TMPDIR={small}"],
+            [f"mount -t tmpfs -o size=1m tmpfs {quote(small)}", f"export TMPDIR={quote(small)}"],
             ["disk space", "4.0 GiB", "TMPDIR"],
         ),
         "compiler asked for": (
@@ -81,7 +86,8 @@ def test_each_missing_thing_ends_with_its_sentence(tmp_path, name):
     commands, words = hidden(tmp_path)[name]
     target = tmp_path / "environment"
     program = (
-        f'exec "$@" sh packaging/with_python.sh {BASE} -m vllm_deepinfer.installation {target}'
+        f'exec "$@" sh packaging/with_python.sh {quote(BASE)} '
+        f"-m vllm_deepinfer.installation {quote(target)}"
     )
     began = time.monotonic()
     result = subprocess.run(

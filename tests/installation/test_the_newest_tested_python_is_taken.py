@@ -27,8 +27,8 @@ NAMES = [f"{major}.{minor}" for major, minor in TESTED_PYTHONS]
 def interpreter(folder: Path, name: str, version: str | None) -> Path:
     """A program that answers as an interpreter of this version; None: one that does not run."""
     path = folder / name
-    said = "exit 127" if version is None else f'[ "$1" = -c ] && echo {version} || echo "$0" "$@"'
-    path.write_text(f"#!/bin/sh\n{said}\n")
+    answer = f"""[ "$1" = -c ] && echo {version} || printf '%s\\n' "$0" "$@" """
+    path.write_text("#!/bin/sh\n" + ("exit 127" if version is None else answer) + "\n")
     path.chmod(0o755)
     return path
 
@@ -47,7 +47,7 @@ def test_the_newest_runs_and_hears_of_the_others(tmp_path):
         interpreter(tmp_path, f"python{name}", name)
     interpreter(tmp_path, "python3.12", None)
     interpreter(tmp_path, "python3", "3.10")
-    words = run(tmp_path).stdout.split()
+    words = run(tmp_path).stdout.splitlines()
     found = [str(tmp_path / f"python{name}") for name in ("3.13", "3.11")]
     assert words == [
         found[0],
@@ -63,13 +63,13 @@ def test_the_newest_runs_and_hears_of_the_others(tmp_path):
 def test_one_that_is_named_is_the_only_one(tmp_path):
     interpreter(tmp_path, "python3.13", "3.13")
     path = interpreter(tmp_path, "mine", "3.11")
-    words = run(tmp_path, str(path)).stdout.split()
+    words = run(tmp_path, str(path)).stdout.splitlines()
     assert words == [str(path), "-m", "program", "--interpreter", str(path)]
 
 
 def test_python3_will_do_if_it_was_tested(tmp_path):
     path = interpreter(tmp_path, "python3", "3.12")
-    assert run(tmp_path).stdout.split()[-1] == str(path)
+    assert run(tmp_path).stdout.splitlines()[-1] == str(path)
 
 
 @pytest.mark.parametrize(

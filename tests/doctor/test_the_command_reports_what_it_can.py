@@ -180,8 +180,12 @@ def test_a_platform_that_cannot_be_used_here_is_not_checked(state, monkeypatch):
     monkeypatch.setattr(serving, "PLATFORM_CLASSES", classes)
     document = diagnose(("tiny", *LENGTH), platform="sm100", state=state)
     levels = [finding["level"] for finding in document["findings"]]
-    assert levels == ["not_checked", "not_checked"] and document["ok"]
+    # Whoever asks by exit code whether these options serve must not be told yes by silence.
+    assert levels == ["not_checked", "not_checked"] and not document["ok"]
     assert "no_such_module" in document["findings"][0]["message"]
+    assert text(document).endswith(
+        "no error found, but the options were not checked: whether this serves is not known"
+    )
 
 
 def test_options_for_elsewhere_need_no_platform_here(state):

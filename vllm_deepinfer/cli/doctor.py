@@ -26,7 +26,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Print the platform, versions, other plugins and, for a model and the flags "
         "that `vllm serve` would be given, what is on, what is refused and where memory goes. "
         "MODEL is a folder (its config.json is enough), a name that vLLM takes, or one of the "
-        "presets published and tiny. Exit code 1 if this cannot serve.",
+        "presets published and tiny. Exit code 1 if this cannot serve, or if "
+        "the options could not be checked.",
         allow_abbrev=False,
     )
     parser.add_argument(

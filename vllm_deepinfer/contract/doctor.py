@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_deepinfer.contract.symbols import Symbol, calls, has_fields, uses
+from vllm_deepinfer.contract.symbols import Symbol, calls, has_fields, overrides, uses
 
 _ARGUMENTS = "vllm.engine.arg_utils"
 _SERVE, _CORE = "vllm.entrypoints.cli.serve", "vllm.v1.engine.core"
@@ -24,6 +24,15 @@ DOCTOR: tuple[Symbol, ...] = (
     has_fields(_ARGUMENTS, "EngineArgs", "skip_tokenizer_init"),
     uses("vllm.usage.usage_lib", "UsageContext.OPENAI_API_SERVER"),
     uses("vllm.platforms", "_current_platform"),
+    # What GPUs that are not here are told to answer.
+    uses(_INTERFACE, "DeviceCapability"),
+    uses("vllm.config.vllm", "HAS_TRITON"),
+    *(
+        overrides(_INTERFACE, f"Platform.{name}", "cls", "device_id")
+        for name in ("get_device_name", "get_device_total_memory", "num_compute_units")
+    ),
+    overrides("vllm.platforms.cuda", "CudaPlatformBase.device_count", "cls"),
+    has_fields("vllm.config.parallel", "ParallelConfig", "world_size_across_dp"),
     calls("vllm.config", "set_current_vllm_config", "vllm_config"),
     uses(_INTERFACE, "Platform.import_kernels"),
     calls("vllm.v1.core.kv_cache_utils", "get_kv_cache_capacity", "vllm_config", "kv_cache_config"),

@@ -4,7 +4,7 @@
 without. Its layout, stable within one `format`; sizes are in bytes or tokens, as names say:
 
     format              1
-    ok                  whether no finding is an error
+    ok                  whether no finding is an error, and the options were checked
     package             version of this package
     platform            name, class, reason of what was detected (null: none); in_force, the class
                         that vLLM uses (null: vLLM was not imported); checked, the name of the

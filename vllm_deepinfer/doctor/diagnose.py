@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_deepinfer import __version__
-from vllm_deepinfer.doctor import versions
+from vllm_deepinfer.doctor import absent_gpus, versions
 from vllm_deepinfer.doctor.checkpoint import checkpoint_bytes, read_config
 from vllm_deepinfer.doctor.findings import Finding, Level, error, not_checked, note
 from vllm_deepinfer.doctor.machine_checks import check_machine
@@ -51,11 +51,8 @@ def diagnose(
         findings = [replace(f, level=Level.NOTE) if f.check == "platform" else f for f in findings]
     problems = _import_vllm(state)
     has_torch = all(problem.check != "import_torch" for problem in problems)
-    if not problems and platform is not None:
-        from vllm_deepinfer.doctor.serving import use_platform
-
-        problem = use_platform(platform)
-        problems += [] if problem is None else [problem]
+    if not problems:
+        problems = _prepare_vllm(state, platform, device_bytes)
     findings += problems
     if not problems:
         _vllm_part(document, findings, state, arguments, asked, device_bytes)
@@ -64,7 +61,7 @@ def diagnose(
         if has_torch:
             document["model"] = _from_config_alone(findings, arguments[0])
     document["findings"] = [finding.as_json() for finding in findings]
-    document["ok"] = not any(finding.level is Level.ERROR for finding in findings)
+    document["ok"] = not any(finding.is_in_the_way for finding in findings)
     return document
 
 
@@ -102,7 +99,18 @@ def _import_vllm(state: State) -> list[Finding]:
             error("import_vllm", "vLLM is not installed.", FOR_ANY),
             *([problem] if problem else []),
         ]
-    problem = problem or import_module("vllm") or import_module(_SERVE_MODULE)
+    problem = problem or import_module("vllm")
+    return [] if problem is None else [problem]
+
+
+def _prepare_vllm(state: State, asked: str | None, device_bytes: int | None) -> list[Finding]:
+    """What keeps the asked platform from being used, or vLLM's server from being imported."""
+    from vllm_deepinfer.doctor.serving import import_module, use_platform
+
+    problem = None
+    if asked is not None:  # before the server's modules, which keep the platform they see
+        problem = use_platform(asked, asked == state.platform, device_bytes)
+    problem = problem or import_module(_SERVE_MODULE)
     return [] if problem is None else [problem]
 
 
@@ -138,6 +146,8 @@ def _vllm_part(
     document["platform"]["checked"] = platform
     if platform is not None and platform != state.platform:
         text = f"This machine is not {platform}: its devices and their software were not checked."
+        if platform == "sm100":
+            text += f" The options were judged for {absent_gpus.described(device_bytes)}."
         findings.append(not_checked("device", text))
     elif platform is not None:
         expected = PLATFORM_CLASSES[platform]

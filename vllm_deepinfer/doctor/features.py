@@ -172,6 +172,19 @@ def engram_tables(config: VllmConfig, platform: str) -> EngramTables:
     return EngramTables(total_bytes(tables), place)
 
 
+def routed_experts_bytes(config: VllmConfig) -> int:
+    """The routed experts of the target as they are stored; draft stages' are not counted."""
+    from vllm_deepinfer.models.deepseek_v41.config import V41Config
+    from vllm_deepinfer.models.deepseek_v41.schema import schema, total_bytes
+
+    tensors = schema(V41Config.from_hf(config.model_config.hf_config))
+    return total_bytes(
+        tensor
+        for name, tensor in tensors.items()
+        if ".ffn.experts." in name and not name.startswith("mtp.")
+    )
+
+
 def _place(config: VllmConfig, platform: str) -> str:
     memory = "memory of the machine" if platform == "cpu" else "memory of the device"
     parallel = config.parallel_config

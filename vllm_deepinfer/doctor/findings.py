@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+# The check that vLLM and the platform take the options.
+CONFIGURATION = "configuration"
+
 
 class Level(StrEnum):
-    """How bad a finding is; only errors make the command fail."""
+    """How bad a finding is; see `Finding.is_in_the_way` for what makes the command fail."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -28,6 +31,12 @@ class Finding:
     level: Level
     message: str
     fix: str = ""
+
+    @property
+    def is_in_the_way(self) -> bool:
+        """Whether the command fails: by an error, or where nobody judged the options at all."""
+        judged_nothing = self.check == CONFIGURATION and self.level is Level.NOT_CHECKED
+        return self.level is Level.ERROR or judged_nothing
 
     def as_json(self) -> dict[str, str]:
         return {**asdict(self), "level": self.level.value}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_deepinfer.config import DeepInferConfig
-from vllm_deepinfer.doctor.features import Graphs
+from vllm_deepinfer.doctor.features import Graphs, routed_experts_bytes
 from vllm_deepinfer.doctor.findings import Finding, error, not_checked, warning
 from vllm_deepinfer.doctor.memory import MemoryPlan
 
@@ -86,9 +86,7 @@ def cache_fits(case: Case) -> Finding | None:
 def memory_fits(case: Case) -> Finding | None:
     """All ranks of a CPU server share this machine's memory; others have a device each."""
     if case.memory is None:
-        return not_checked(
-            "memory_fits", "vLLM's own model class serves; its memory is not planned here."
-        )
+        return _least_of_vllms_class(case)
     pool_bytes = case.memory.pool.size_bytes or 0
     ranks = [rank.total_bytes + pool_bytes for rank in case.memory.ranks]
     is_cpu = case.platform == "cpu"
@@ -98,9 +96,7 @@ def memory_fits(case: Case) -> Finding | None:
     if case.memory_bytes is None:
         fix = "" if is_cpu else "Give --device-memory-gib to check it."
         return not_checked("memory_fits", f"{what}; what there is, is not known here.", fix)
-    usable = case.memory_bytes
-    if not is_cpu:
-        usable = int(usable * case.config.cache_config.gpu_memory_utilization)
+    usable = case.memory_bytes if is_cpu else _usable_bytes(case, case.memory_bytes)
     if needed <= usable:
         return None
     return error(
@@ -110,6 +106,30 @@ def memory_fits(case: Case) -> Finding | None:
         + ("use fewer ranks, " if is_cpu else "spread experts over more ranks, ")
         + "or lower --kv-cache-memory-bytes.",
     )
+
+
+def _least_of_vllms_class(case: Case) -> Finding:
+    """Its memory is not planned here, but every routed expert lies on some GPU as it is stored."""
+    num_gpus = case.config.parallel_config.world_size_across_dp
+    experts_bytes = routed_experts_bytes(case.config)
+    unknown = "vLLM's own model class serves; its memory is not planned here."
+    if case.memory_bytes is None:
+        fix = "Give --device-memory-gib to check at least its experts."
+        return not_checked("memory_fits", unknown, fix)
+    usable = _usable_bytes(case, case.memory_bytes)
+    if experts_bytes <= num_gpus * usable:
+        return not_checked("memory_fits", f"{unknown} Its routed experts fit.")
+    return error(
+        "memory_fits",
+        f"The routed experts alone take {_gib(experts_bytes)}, and {_gib(usable)} can be used on "
+        f"each of {num_gpus} GPU(s).",
+        "Spread them over more GPUs: --data-parallel-size with --enable-expert-parallel, or "
+        "--tensor-parallel-size.",
+    )
+
+
+def _usable_bytes(case: Case, device_bytes: int) -> int:
+    return int(device_bytes * case.config.cache_config.gpu_memory_utilization)
 
 
 def _gib(num_bytes: float) -> str:

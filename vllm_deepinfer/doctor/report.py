@@ -161,5 +161,7 @@ def _findings(document: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     if document["ok"]:
         yield f"no error found; not checked: {levels['not_checked']}"
-    else:
+    elif levels["error"]:
         yield f"{levels['error']} error(s): this cannot serve"
+    else:
+        yield "no error found, but the options were not checked: whether this serves is not known"

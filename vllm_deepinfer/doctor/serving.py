@@ -16,10 +16,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from vllm_deepinfer import envs
-from vllm_deepinfer.doctor.findings import Finding, error, not_checked
+from vllm_deepinfer.doctor import absent_gpus
+from vllm_deepinfer.doctor.findings import CONFIGURATION, Finding, error, not_checked
 from vllm_deepinfer.installation import FOR_ANY, FOR_CPUS
 from vllm_deepinfer.installation.prerequisites import PACKAGES
 from vllm_deepinfer.models.deepseek_v41.presets import PRESETS, preset
@@ -75,18 +77,31 @@ def import_module(name: str) -> Finding | None:
     return None
 
 
-def use_platform(name: str) -> Finding | None:
-    """Makes platform `name` vLLM's for this process, wherever this is; a finding if it cannot."""
+def use_platform(name: str, is_here: bool, device_bytes: int | None) -> Finding | None:
+    """Makes platform `name` vLLM's for this process, wherever this is; a finding if it cannot.
+
+    Modules of vLLM that were imported before keep the platform that they have seen.
+
+    Args:
+        is_here: this machine has the platform's devices.
+        device_bytes: memory of each device that is not here, None if unknown.
+    """
     import vllm.platforms
 
     module, _, class_name = PLATFORM_CLASSES[name].rpartition(".")
     try:
-        platform_class = getattr(importlib.import_module(module), class_name)
+        tells_gpus = name == "sm100" and not is_here
+        if tells_gpus:
+            platform_class = absent_gpus.told_platform(PLATFORM_CLASSES[name], device_bytes)
+        else:
+            platform_class = getattr(importlib.import_module(module), class_name)
         vllm.platforms._current_platform = platform_class()
+        if tells_gpus:
+            absent_gpus.have_triton()
         _do_without_device(platform_class.device_type)
     except Exception as problem:
         return not_checked(
-            "configuration",
+            CONFIGURATION,
             f"The options were not checked for {name}: {module} cannot be used here "
             f"({type(problem).__name__}: {problem}).",
             f"Run this on a machine with a vLLM for {name}.",
@@ -105,6 +120,8 @@ def _do_without_device(device_type: str) -> None:
     if device_type == "npu" and importlib.util.find_spec(envs.npu_module()) is None:
         # The platform refuses to start without the vendor's module unless another is named.
         os.environ["DEEPINFER_NPU_MODULE"] = __name__
+        if not hasattr(torch, "npu"):  # what that module would have registered
+            torch._register_device_module("npu", ModuleType("torch.npu"))
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -154,7 +171,7 @@ def _attempt(args: argparse.Namespace, serving: Serving) -> VllmConfig | None:
         engine_args.skip_tokenizer_init = True
         return engine_args.create_engine_config(UsageContext.OPENAI_API_SERVER)
     except Exception as problem:
-        serving.findings.append(error("configuration", _sentence(problem)))
+        serving.findings.append(error(CONFIGURATION, _sentence(problem)))
         return None
 
 

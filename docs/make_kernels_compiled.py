@@ -2,7 +2,8 @@
 
     python docs/make_kernels_compiled.py            (make compile-kernels)
 
-A minute when the compiler's cache is empty. Fails if a kernel of a decode step spills registers.
+Some minutes when the compiler's cache is empty. Fails if a kernel of a decode step spills
+registers.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ OUTPUT = Path(__file__).with_name("kernels-compiled.md")
 TEXT = """# Triton kernels, compiled
 
 What the kernels in `vllm_deepinfer/ops/triton` compile to, written by `make compile-kernels` on a
-machine without a GPU: Triton {triton}, ptxas {ptxas}. Each line is one launch at the published
-model's sizes, specialised as that launch would be.
+machine without a GPU: Triton {triton}, ptxas {ptxas}. Each line is one launch, specialised as it
+would be on the GPU. Launches are the calls that the published model makes, target and draft stages,
+found by taking steps of it without values: by the module that calls, the shapes of its matrices and
+which switches are on. Matrix products are there for steps of 1, 32, 64 and 2048 tokens, everything
+else for 64. The model never calls `load_rows`; whoever looks into a cache does.
 
 **Compiled is not run.** No kernel has run on a GPU, and nothing here says how fast one is. That
 results are right rests on `tests/triton_kernels`, where Triton's interpreter runs each kernel

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -70,7 +71,7 @@ def _describe(name: str, target: str, compiled: Any) -> CompiledKernel:
     # Seen with tiles that ask for more tensor memory than there is: code that does nothing.
     if "st.global" not in ptx:
         raise RuntimeError(f"{name} was compiled for {target} to code that stores nothing")
-    usage = _assembler_usage(compiled, target)
+    usage = _assembler_usage(ptx, target, compiled.metadata.enable_fp_fusion)
     spills = _SPILL_BYTES.search(usage)
     registers = _REGISTERS.search(usage)
     if spills is None or registers is None:
@@ -88,13 +89,13 @@ def _describe(name: str, target: str, compiled: Any) -> CompiledKernel:
     )
 
 
-def _assembler_usage(compiled: Any, target: str) -> str:
+@cache
+def _assembler_usage(ptx: str, target: str, has_fp_fusion: bool) -> str:
     """What ``ptxas -v`` says; the compiled kernel itself tells only a driver with a GPU."""
-    options = compiled.metadata
     command = [get_ptxas(TARGETS[target]).path, "-v", "--regAllocOptLevel=2"]
-    command += [f"--gpu-name={target}"] + ([] if options.enable_fp_fusion else ["--fmad=false"])
+    command += [f"--gpu-name={target}"] + ([] if has_fp_fusion else ["--fmad=false"])
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
-        source.write_text(compiled.asm["ptx"])
+        source.write_text(ptx)
         command += [str(source), "-o", f"{source}.cubin"]
         return subprocess.run(command, check=True, capture_output=True, text=True).stderr

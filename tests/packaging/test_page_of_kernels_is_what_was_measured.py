@@ -23,10 +23,24 @@ def script(monkeypatch):
 
 def test_page_holds_the_newest_result(script):
     text = (DOCS / "kernels.md").read_text(encoding="utf-8")
-    result = json.loads(script["newest"]().read_text(encoding="utf-8"))
-    assert script["page"](text, result) == text
+    path = script["newest"]()
+    result = json.loads(path.read_text(encoding="utf-8"))
+    assert script["page"](text, result, path.name) == text
+    assert path.name in text
     result["cases"][0]["ms"] *= 2
-    assert script["page"](text, result) != text
+    assert script["page"](text, result, path.name) != text
+
+
+def test_code_that_was_never_measured_has_no_figures(script):
+    for name, operations in script["REWRITTEN_SINCE"].items():
+        result = json.loads((script["RESULTS"] / name).read_text(encoding="utf-8"))
+        measured = {entry["operation"] for entry in result["cases"]}
+        assert measured >= set(operations), f"{name} never had {operations}"
+        shown = script["cases"](result, name)
+        for operation in measured:
+            assert (f"| {operation} |" in shown) == (operation not in operations)
+        # Another result of the same cases shows them all.
+        assert f"| {operations[0]} |" in script["cases"](result, "another.json")
 
 
 def test_page_names_every_operation():

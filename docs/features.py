@@ -1,218 +1,151 @@
 """The features of the matrix, and which tests are the evidence for each on which platform.
 
 To add a feature, add a line to ``FEATURES``; ``make feature-matrix`` refuses tests that did not
-pass.
+pass. A cell names the tests that show that very feature on that very platform: a whole file only
+where all of it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from vllm_deepinfer.contract.releases import CPU_RELEASE, RELEASES
-
-EVIDENCE = {
-    "runs": "the tests ran it on this very hardware",
-    "emulated": "the C++ core, built for ARM64, gave the bits of x86-64 in QEMU, which executes "
-    "another processor's instructions one by one; no ARM processor has run it",
-    "fake device": "the engine ran it on a test device named `npu`, which computes on the host",
-    "interpreter": "Triton's interpreter ran the kernels and compared them with the reference",
-    "compiled": "compiled for the real target on a machine without it, and not run",
-    "schema": "calls were bound against the real `torch_npu`'s schemas, and ran on a stand-in",
-    "host": "its Python ran on a CPU, with the hardware's answers put in by the test",
-    "source": "what it relies on was checked in the source of that vLLM",
-    "refused": "refused at start or in the request, by name",
-    "upstream": "vLLM's own, left as it is; not tested here",
-    "-": "does not apply, or there is no evidence",
-}
-
-
-@dataclass(frozen=True)
-class Column:
-    """A platform. report: the name of the test run whose results count."""
-
-    title: str
-    report: str
-
-
-# The report of the tests on vLLM's build for CPUs.
-BUILT = f"vllm-{CPU_RELEASE.tag}"
-COLUMNS = {
-    "cpu": Column(f"CPU, vLLM {CPU_RELEASE.minor}", BUILT),
-    "cpu_033": Column(f"CPU, vLLM {RELEASES[-1].minor}", f"vllm-{RELEASES[-1].tag}"),
-    "arm64": Column("CPU on ARM64, emulated", "aarch64"),
-    "sm100": Column("NVIDIA SM100", BUILT),
-    "ascend950": Column("Ascend 950", BUILT),
-}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What is known of a feature on a platform, and the tests (files or folders) that show it."""
-
-    evidence: str
-    tests: tuple[str, ...] = ()
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        if self.evidence not in EVIDENCE:
-            raise ValueError(f"evidence {self.evidence!r}: none of {', '.join(EVIDENCE)}")
-
-
-@dataclass(frozen=True)
-class Feature:
-    name: str
-    cells: Mapping[str, Cell]
-
-
-NONE = Cell("-")
-
-
-def cell(evidence: str, *tests: str, note: str = "") -> Cell:
-    return Cell(evidence, tests, note)
-
-
-def feature(
-    name: str, cpu: Cell, cpu_033: Cell, sm100: Cell, ascend950: Cell, arm64: Cell = NONE
-) -> Feature:
-    return Feature(
-        name,
-        {"cpu": cpu, "cpu_033": cpu_033, "arm64": arm64, "sm100": sm100, "ascend950": ascend950},
-    )
-
-
-DETECTION = "tests/platforms/test_detection_follows_one_decision_table.py"
-NPU_ENGINES = "tests/npu/test_engines_on_the_npu.py"
-NPU_RANKS = "tests/npu/test_ranks_on_npus.py"
-NPU_REFUSALS = "tests/platforms/test_ascend950_refuses_at_start.py"
-SM100_CONFIGURES = "tests/platforms/test_sm100_configures_the_model.py"
-SM100_WORKERS = "tests/platforms/test_sm100_workers_know_their_model.py"
-ON_NPU = cell("fake device", NPU_ENGINES)
-VLLMS = cell("upstream", note="with vLLM's class, the default")
+from evidence import NONE, VLLMS, cell, feature, of
+from feature_tests import (
+    ACCELERATOR,
+    CONTRACT,
+    DETECTION,
+    DOCTOR,
+    ELSEWHERE,
+    NPU_ENGINES,
+    NPU_RANKS,
+    NPU_REFUSALS,
+    NPU_SCHEMAS,
+    RANKS,
+    SM100_CONFIGURES,
+    SPREAD,
+    SPREAD_SERVERS,
+    TRITON,
+    VOTE,
+    answers,
+)
+from features_served import SERVED
 
 FEATURES = (
     feature(
         "platform detected, or the machine left to vLLM",
         cell("runs", DETECTION),
         cell("runs", "tests/platforms/test_other_builds_serve_our_model_alone.py"),
-        cell("host", DETECTION),
+        cell("host", DETECTION, "tests/platforms/test_gpus_are_read_from_the_driver.py"),
         cell("host", DETECTION, "tests/platforms/test_npus_are_told_by_file_system_and_driver.py"),
     ),
     feature(
         "`vllm-deepinfer doctor`",
-        cell("runs", "tests/doctor"),
+        cell("runs", DOCTOR),
         NONE,
-        cell("host", "tests/doctor/test_machine_checks_find_their_traps.py"),
-        cell("host", "tests/doctor/test_machine_checks_find_their_traps.py"),
+        cell("host", ELSEWHERE, note="also on a machine without a GPU"),
+        cell(
+            "host",
+            of(ELSEWHERE, "test_vllm_asks_the_asked_platform_alone"),
+            of(
+                "tests/doctor/test_the_command_reports_what_it_can.py",
+                "test_options_for_a_platform_that_is_not_here",
+            ),
+            note="options and memory; devices and their software were put in by the test",
+        ),
     ),
     feature(
         "other models on the same installation",
         cell("runs", "tests/platforms/test_other_models_keep_stock_behaviour.py"),
-        cell("refused", "tests/platforms/test_other_builds_serve_our_model_alone.py"),
-        cell("host", SM100_CONFIGURES, note="stock vLLM"),
-        cell("refused", NPU_REFUSALS, NPU_ENGINES),
+        cell(
+            "refused",
+            of(
+                "tests/platforms/test_other_builds_serve_our_model_alone.py",
+                "test_another_model_is_refused_by_name",
+                "test_our_model_and_its_drafter_are_not_refused",
+            ),
+        ),
+        cell(
+            "host",
+            of(SM100_CONFIGURES, "test_other_models_keep_stock_behaviour"),
+            note="stock vLLM",
+        ),
+        cell(
+            "refused",
+            of(NPU_REFUSALS, "test_other_models_are_refused_in_one_sentence"),
+            of(NPU_ENGINES, "test_other_models_are_refused_in_one_sentence"),
+        ),
     ),
     feature(
         "what cannot hold is refused at start, by name",
         cell("runs", "tests/platforms/test_unsupported_options_are_refused_at_start.py"),
         NONE,
-        cell("host", SM100_CONFIGURES),
-        cell("host", NPU_REFUSALS),
+        cell("host", of(SM100_CONFIGURES, "test_what_cannot_hold_is_refused_by_name")),
+        cell(
+            "host",
+            of(
+                NPU_REFUSALS,
+                "test_each_option_is_refused_by_name",
+                "test_rules_of_the_cpu_hold_here_too_unless_replaced",
+                "test_variables_that_contradict_the_engine_are_refused",
+                "test_ranks_hold_equally_many_experts",
+            ),
+        ),
     ),
     feature(
         "symbols of vLLM relied on exist, with their parameters",
-        cell("source", "tests/contract/test_upstream_contract_holds.py"),
-        cell("source", "tests/contract/test_upstream_contract_holds.py"),
-        cell("source", "tests/contract/test_upstream_contract_holds.py"),
-        cell("source", "tests/contract/test_upstream_contract_holds.py"),
+        cell("source", of(CONTRACT, "test_the_release_keeps_the_contract[installed]")),
+        cell("source", of(CONTRACT, "test_the_release_keeps_the_contract[0.33.0]")),
+        *2
+        * [
+            cell(
+                "source",
+                of(CONTRACT, "test_the_release_keeps_the_contract[installed]"),
+                of(CONTRACT, "test_the_release_keeps_the_contract[0.33.0]"),
+            )
+        ],
     ),
     feature(
         "checkpoint in the published format, every tensor checked",
         cell("runs", "tests/checkpoint"),
         NONE,
         VLLMS,
-        ON_NPU,
+        cell(
+            "fake device",
+            of(NPU_ENGINES, "test_every_weight_is_the_checkpoints_and_on_the_npu"),
+            note="the weights are the checkpoint's bytes; refusals were tried on the CPU only",
+        ),
     ),
     feature(
         "model equals the published reference's vectors",
-        cell("runs", "tests/model", "tests/oracle", "tests/cli"),
-        NONE,
-        VLLMS,
-        cell("fake device", NPU_ENGINES, note="tokens and log-probabilities equal the CPU's"),
-    ),
-    feature(
-        "OpenAI and Anthropic endpoints, streaming, chat format",
-        *2
-        * [
-            cell(
-                "runs",
-                "tests/serving/test_openai_endpoints.py",
-                "tests/serving/test_anthropic_endpoint.py",
-                "tests/serving/test_parsers_read_the_chat_format.py",
-            )
-        ],
-        VLLMS,
-        cell("fake device", NPU_RANKS),
-    ),
-    feature(
-        "sampling parameters, stopping, structured output",
-        *2
-        * [
-            cell(
-                "runs",
-                "tests/serving/test_sampling_parameters.py",
-                "tests/serving/test_stopping.py",
-                "tests/serving/test_structured_output.py",
-            )
-        ],
-        VLLMS,
-        cell("fake device", NPU_ENGINES, note="greedy and seeded"),
-    ),
-    feature(
-        "paging, prefix cache, chunked prefill, preemption",
-        cell("runs", "tests/model/test_decoder_pages_its_caches.py", "tests/engine"),
-        cell("runs", "tests/engine"),
-        VLLMS,
-        ON_NPU,
-    ),
-    feature(
-        "decode steps replayed from graphs",
-        NONE,
-        NONE,
-        cell("upstream", note="with vLLM's class; this package's runs eagerly"),
-        cell("fake device", NPU_ENGINES, "tests/npu_ops/test_graphs_replay_every_operation.py"),
-    ),
-    feature(
-        "guard against hidden waits (`sync_guard`)",
-        NONE,
-        NONE,
         cell(
-            "host",
-            "tests/worker/test_sync_guard_reports_no_allowed_wait.py",
-            "tests/worker/test_accelerator_reports_what_the_cpu_does.py",
+            "runs",
+            "tests/model/test_decoder_matches_the_oracle.py",
+            "tests/model/test_draft_matches_the_oracle.py",
+            "tests/oracle",
+            "tests/cli/test_selfcheck_tells_right_from_wrong.py",
         ),
-        ON_NPU,
-    ),
-    feature(
-        "tokens do not depend on the batch (`batch_invariant`)",
-        *2 * [cell("runs", "tests/engine")],
-        cell("host", SM100_WORKERS, note="every switch set and checked; refused otherwise"),
-        cell("refused", NPU_REFUSALS),
-    ),
-    feature(
-        "DSpark drafts that change no token",
-        *2 * [cell("runs", "tests/drafting")],
+        NONE,
         VLLMS,
-        ON_NPU,
+        cell("fake device", answers("eager"), note="equals the CPU's tokens and log-probabilities"),
     ),
+    *SERVED,
     feature(
         "prefill vote",
-        cell("runs", "tests/scheduling", "tests/scheduler", "tests/patch"),
-        cell("runs", "tests/scheduling"),
-        cell("host", SM100_CONFIGURES),
+        cell("runs", VOTE, of(RANKS, "test_ranks_that_vote_take_every_step_alike")),
+        cell(
+            "runs",
+            "tests/scheduling/test_phases_in_the_engine.py",
+            of(RANKS, "test_ranks_that_vote_take_every_step_alike"),
+        ),
         cell(
             "host",
-            "tests/platforms/test_ascend950_configures_the_model.py",
+            of(SM100_CONFIGURES, "test_scheduling_of_either_class_is_this_packages"),
+            note="its scheduler is chosen",
+        ),
+        cell(
+            "host",
+            of(
+                "tests/platforms/test_ascend950_configures_the_model.py",
+                "test_model_gets_our_worker_scheduler_and_runner",
+            ),
             note="its scheduler is chosen",
         ),
         cell(
@@ -224,8 +157,27 @@ FEATURES = (
     feature(
         "adaptive verification by measured costs",
         *2 * [cell("runs", "tests/scheduling/test_adaptive_verification_in_the_engine.py")],
-        cell("host", "tests/worker/test_planner_costs_keep_ranks_in_step.py", SM100_CONFIGURES),
-        cell("host", "tests/worker/test_accelerator_reports_what_the_cpu_does.py"),
+        cell(
+            "host",
+            "tests/worker/test_planner_costs_keep_ranks_in_step.py",
+            of(
+                SM100_CONFIGURES,
+                "test_one_planner_at_most_trims_drafts",
+                "test_planner_is_the_one_that_can_run_and_is_named",
+            ),
+        ),
+        cell(
+            "host",
+            of(
+                ACCELERATOR,
+                "test_planned_steps_change_no_token",
+                "test_costs_begin_with_the_profile_and_follow_served_steps",
+            ),
+            of(
+                NPU_REFUSALS,
+                "test_adaptive_verification_in_the_worker_is_led_to_the_schedulers",
+            ),
+        ),
         cell(
             "emulated",
             "tests/aarch64/test_planner_gives_the_numbers_of_x86.py",
@@ -233,11 +185,17 @@ FEATURES = (
         ),
     ),
     feature(
-        "data-parallel ranks, experts spread over them",
-        cell("runs", "tests/distributed"),
-        cell("runs", "tests/distributed/test_data_parallel_serves_as_one_rank.py"),
+        "data-parallel ranks, each with all experts",
+        *2 * [cell("runs", of(RANKS, "test_ranks_that_hold_everything"))],
         VLLMS,
-        cell("fake device", NPU_RANKS),
+        NONE,
+    ),
+    feature(
+        "data-parallel ranks, experts spread over them",
+        cell("runs", SPREAD_SERVERS, SPREAD),
+        cell("runs", SPREAD_SERVERS),
+        VLLMS,
+        cell("fake device", of(NPU_RANKS, "test_ranks_answer_as_one_cpu")),
     ),
     feature(
         "experts reached by dispatch and combine (MC2)",
@@ -247,15 +205,24 @@ FEATURES = (
         cell(
             "schema",
             "tests/npu_ops/test_mc2_sums_what_one_rank_would.py",
-            "tests/npu_ops/test_calls_match_recorded_schemas.py",
+            of(
+                NPU_SCHEMAS,
+                "test_every_call_fits_its_schema",
+            ),
         ),
     ),
     feature(
         "FP8 and FP4 operations",
         cell("runs", "tests/kernels", "tests/ops"),
         NONE,
-        cell("interpreter", "tests/triton_kernels", note="compiled for sm_90a and sm_100a"),
-        cell("schema", "tests/npu_ops"),
+        cell("interpreter", TRITON),
+        cell(
+            "schema",
+            NPU_SCHEMAS,
+            "tests/npu_ops/test_layouts_move_bytes.py",
+            "tests/npu_ops/test_model_runs_on_the_calls.py",
+            "tests/npu_ops/test_torch_forms_equal_their_references.py",
+        ),
         cell(
             "emulated",
             "tests/aarch64/test_kernels_give_the_bits_of_x86.py",
@@ -264,9 +231,25 @@ FEATURES = (
         ),
     ),
     feature(
+        "kernels compiled as the model launches them",
+        NONE,
+        NONE,
+        cell(
+            "compiled",
+            "tests/triton_kernels/test_kernels_compile.py",
+            "tests/triton_kernels/test_launches_are_the_models_calls.py",
+            note="for sm_90a and sm_100a; a sample here, all of them by `make compile-kernels`",
+        ),
+        NONE,
+    ),
+    feature(
         "counters in /metrics",
         *2 * [cell("runs", "tests/metrics")],
         NONE,
         NONE,
     ),
 )
+
+SHARED: dict[tuple[str, str, str], str] = {}
+"""Two features of a column that rest on the very same tests, ``(column, feature, feature)`` in the
+order above, and why these show both."""

@@ -14,9 +14,11 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 
-from features import COLUMNS, EVIDENCE, FEATURES, Cell, Feature
+from evidence import COLUMNS, EVIDENCE, Cell, Feature
+from features import FEATURES, SHARED
 from pages import table
 
 OUTPUT = Path(__file__).with_name("feature-matrix.md")
@@ -24,7 +26,7 @@ TEXT = """# Features, platforms and evidence
 
 Written by `make feature-matrix` from the results of the tests; nothing here is typed by hand but
 the list of features and of the tests that stand behind each (`docs/features.py`). A number is how
-many tests passed for that cell.
+many tests passed for that cell; no two features of a platform rest on the same tests.
 
 {legend}
 
@@ -41,7 +43,7 @@ Runs: {runs}.
 """
 
 Passed = Mapping[str, int]
-"""Passed tests by the file they are in, "tests/x/test_y.py"."""
+"""How often each test passed, by pytest's name for it, "tests/x/test_y.py::test_z[case]"."""
 
 
 class UnprovenError(Exception):
@@ -49,7 +51,7 @@ class UnprovenError(Exception):
 
 
 def read_report(path: Path) -> tuple[Counter[str], str]:
-    """Passed tests by file of one of pytest's reports, and a sentence on the run.
+    """Passed tests of one of pytest's reports, and a sentence on the run.
 
     Raises:
         UnprovenError: a test of the run failed.
@@ -61,7 +63,7 @@ def read_report(path: Path) -> tuple[Counter[str], str]:
         if outcome & {"failure", "error"}:
             raise UnprovenError(f"{path}: {case.get('classname')}.{case.get('name')} failed")
         if not outcome:
-            passed[case.get("file")] += 1
+            passed[f"{case.get('file')}::{case.get('name')}"] += 1
     date = suite.get("timestamp", "")[:10]
     return passed, f"{run_name(path.stem)}, {sum(passed.values())} tests passed, {date}"
 
@@ -73,9 +75,9 @@ def run_name(report: str) -> str:
 
 
 def count(test: str, passed: Passed) -> int:
-    """Passed tests of a file, or of all files below a folder."""
-    below = test.rstrip("/") + "/"
-    return sum(n for file, n in passed.items() if file == test or file.startswith(below))
+    """Passed cases of a test, tests of a file, or tests of all files below a folder."""
+    below = (test.rstrip("/") + "/", f"{test}::", f"{test}[")
+    return sum(n for name, n in passed.items() if name == test or name.startswith(below))
 
 
 def cell_text(feature: Feature, column: str, passed: Passed) -> str:
@@ -85,7 +87,7 @@ def cell_text(feature: Feature, column: str, passed: Passed) -> str:
     missing = [test for test in cell.tests if not count(test, passed)]
     if missing:
         raise UnprovenError(f"{feature.name}, {column}: no test passed in {', '.join(missing)}")
-    number = sum(count(test, passed) for test in cell.tests)
+    number = sum(n for name, n in passed.items() if any(count(t, {name: n}) for t in cell.tests))
     return f"{cell.evidence} ({number})" + (f": {cell.note}" if cell.note else "")
 
 
@@ -93,8 +95,10 @@ def page(reports: Mapping[str, tuple[Passed, str]]) -> str:
     """The page from each report's passed tests and sentence, by report name.
 
     Raises:
-        UnprovenError: see ``cell_text``.
+        UnprovenError: see ``cell_text``; or features rest on the same tests, and nothing says why.
     """
+    if unexplained := same_tests().keys() - SHARED.keys():
+        raise UnprovenError(f"Features on the same tests: {unexplained}")
     rows = [
         (feature.name, *(cell_text(feature, c, reports[COLUMNS[c].report][0]) for c in COLUMNS))
         for feature in FEATURES
@@ -117,6 +121,17 @@ def test_lines(feature: Feature) -> list[str]:
         f"- {feature.name}, {', '.join(columns)}: {', '.join(f'`{test}`' for test in tests)}"
         for tests, columns in behind.items()
     ]
+
+
+def same_tests() -> dict[tuple[str, str, str], Cell]:
+    """Pairs of features in a column that rest on the very same tests, and one of the cells."""
+    found = {}
+    for column in COLUMNS:
+        for first, second in combinations(FEATURES, 2):
+            cell = first.cells[column]
+            if cell.tests and set(cell.tests) == set(second.cells[column].tests):
+                found[column, first.name, second.name] = cell
+    return found
 
 
 def without_numbers(text: str) -> str:

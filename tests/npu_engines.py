@@ -102,10 +102,12 @@ def serving(folder: Path, **options: Any) -> Iterator[Any]:
 
 def eager(folder: Path) -> dict[str, Any]:
     """Every wait for the device in a step is an error; in the end one is put into the model."""
+    import npu_requests
     from fake_npu import graphs
 
     with serving(folder, enforce_eager=True, deepinfer={"sync_guard": "error"}) as llm:
-        found = answers(llm)
+        found = answers(llm) | npu_requests.asked_of_both(llm)
+        found["places"] = npu_requests.places(llm)
         refused = refusal(lambda: answers(llm), waiting_model())
         return {**found, "replays": graphs.num_replays(), "refusal": refused}
 

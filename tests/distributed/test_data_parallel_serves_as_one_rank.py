@@ -5,7 +5,7 @@ batch-invariant mode, gives the tokens of an engine without any of it: for reque
 other rank idles, for a mixed load on both, and for those that others leave midway. So does one
 whose ranks vote on prefill or decode and verify as many drafts as pay. Both ranks serve and count.
 The first server has a container's /dev/shm, and results that are larger than a chunk of its rings
-arrive whole.
+arrive whole. A server whose ranks hold all experts each gives the same tokens, too.
 When a rank's worker is killed, clients get errors and the server ends. If this breaks, a rank takes
 part in too few or too many collectives, tokens reach the wrong expert, or ranks run steps of unlike
 kinds.
@@ -70,14 +70,14 @@ def start(folder, log, wrapper, *arguments):
     return running
 
 
-def start_with(folder, log, wrapper=(), **options):
+def start_with(folder, log, wrapper=(), spread=True, **options):
     drafting = f'{{"method":"dspark","num_speculative_tokens":{NUM_DRAFTS}}}'
     deepinfer = json.dumps({"deepinfer": {"batch_invariant": True, **options}})
     return start(
         folder,
         log,
         wrapper,
-        "--enable-expert-parallel",
+        *(["--enable-expert-parallel"] if spread else []),
         *("--speculative-config", drafting, "--additional-config", deepinfer),
     )
 
@@ -103,6 +103,15 @@ def voting_server(tiny_folder, tmp_path):
         verification="adaptive",
         step_trace=str(tmp_path / "steps"),
     )
+    yield running
+    running.stop()
+    assert running.processes() == []
+
+
+@pytest.fixture
+def server_of_whole_ranks(tiny_folder, tmp_path):
+    """Each rank holds all experts."""
+    running = start_with(tiny_folder, tmp_path / "server.log", spread=False)
     yield running
     running.stop()
     assert running.processes() == []
@@ -201,6 +210,12 @@ def test_results_larger_than_a_chunk_arrive_whole(server, one_rank):
 
 def test_a_mixed_load(server, expected):
     assert asyncio.run(answers_to_a_mixed_load(server)) == expected
+
+
+def test_ranks_that_hold_everything(server_of_whole_ranks, expected):
+    assert asyncio.run(answers_to_a_mixed_load(server_of_whole_ranks)) == expected
+    by_engine = Metrics(server_of_whole_ranks.url).by_engine("vllm:generation_tokens_total")
+    assert set(by_engine) == {"0", "1"} and min(by_engine.values()) > 0
 
 
 def test_ranks_that_vote_take_every_step_alike(voting_server, expected, tmp_path):

@@ -24,8 +24,7 @@ DOCTOR: tuple[Symbol, ...] = (
     has_fields(_ARGUMENTS, "EngineArgs", "skip_tokenizer_init"),
     uses("vllm.usage.usage_lib", "UsageContext.OPENAI_API_SERVER"),
     uses("vllm.platforms", "_current_platform"),
-    # What GPUs that are not here are told to answer; an empty module is in the first one's place.
-    uses("vllm.vllm_flash_attn", "flash_attn_varlen_func"),
+    # What GPUs that are not here are told to answer.
     uses(_INTERFACE, "DeviceCapability"),
     uses("vllm.config.vllm", "HAS_TRITON"),
     *(
